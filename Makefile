@@ -1,0 +1,32 @@
+# Two commands to start: `make demo` and `make test`; both call `make setup` first.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help setup lock demo test lint generate clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.ready  ## make .venv with everything that the lock file pins
+
+.venv/.ready: requirements.lock pyproject.toml
+	@PYTHON="$(PYTHON)" bash scripts/setup.sh
+	@touch $@
+
+lock:  ## resolve pyproject.toml anew into requirements.lock (needs uv)
+	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links -q -o requirements.lock
+
+lint: setup  ## ruff, mypy, import-linter
+	ruff check . && ruff format --check . && mypy && lint-imports
+
+test: setup  ## everything: lint, unit, contract, lab
+	@bash scripts/test.sh
+
+generate: setup  ## write CRDs, JSON Schema and reference docs from the models
+	gpubank schema write
+
+clean:  ## remove what setup and tests made in the tree
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The GPU bank: what other programs may import."""
