@@ -1,0 +1,291 @@
+"""Phases of the Loan and Reclaim workflows, and the messages that pass between them."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from pydantic import AwareDatetime
+
+from gpubank.domain.base import Duration, GpuCount, Message
+from gpubank.domain.errors import IllegalTransitionError
+from gpubank.domain.loan import WorkloadKey
+from gpubank.domain.policy import OnCheckpointFailure
+
+
+class LoanPhase(StrEnum):
+    """Where the Loan of one borrow Workload stands."""
+
+    ACTIVE = "Active"
+    """It runs, or waits for its first GPUs."""
+
+    RECALLED = "Recalled"
+    """Its lines are recalled; its owner has been told."""
+
+    CHECKPOINTING = "Checkpointing"
+    """Asked to save; the answer is awaited and will be verified."""
+
+    DURABLE = "Durable"
+    """May be stopped: a verified checkpoint, or nothing that needs one."""
+
+    STOPPING = "Stopping"
+    """Deactivated; pods are ending."""
+
+    PARKED = "Parked"
+    """Gone from the GPUs; comes back by itself when there is room."""
+
+    PROTECTED = "Protected"
+    """Could not be saved in time and its policy protects it; it runs on."""
+
+    CLOSED = "Closed"
+    """The Workload finished or is gone."""
+
+
+LOAN_MOVES: Final[Mapping[LoanPhase, frozenset[LoanPhase]]] = {
+    LoanPhase.ACTIVE: frozenset({LoanPhase.RECALLED, LoanPhase.PARKED, LoanPhase.CLOSED}),
+    LoanPhase.RECALLED: frozenset(
+        {LoanPhase.CHECKPOINTING, LoanPhase.DURABLE, LoanPhase.PROTECTED, LoanPhase.ACTIVE, LoanPhase.CLOSED}
+    ),
+    LoanPhase.CHECKPOINTING: frozenset({LoanPhase.DURABLE, LoanPhase.PROTECTED, LoanPhase.ACTIVE, LoanPhase.CLOSED}),
+    LoanPhase.DURABLE: frozenset(
+        {LoanPhase.STOPPING, LoanPhase.CHECKPOINTING, LoanPhase.PROTECTED, LoanPhase.ACTIVE, LoanPhase.CLOSED}
+    ),
+    LoanPhase.STOPPING: frozenset({LoanPhase.PARKED, LoanPhase.CLOSED}),
+    LoanPhase.PARKED: frozenset({LoanPhase.ACTIVE, LoanPhase.CLOSED}),
+    LoanPhase.PROTECTED: frozenset({LoanPhase.ACTIVE, LoanPhase.CLOSED}),
+    LoanPhase.CLOSED: frozenset(),
+}
+"""ACTIVE becomes PARKED without a recall only where a worker finds a stop that an earlier run of it had finished."""
+
+
+class ReclaimPhase(StrEnum):
+    """Where one lender's Reclaim stands."""
+
+    PLANNING = "Planning"
+    AWAITING_APPROVAL = "AwaitingApproval"
+    RECALLING = "Recalling"
+    """Notice is given and checkpoints are being written."""
+
+    STOPPING = "Stopping"
+    """Victims are being stopped."""
+
+    RETURNING = "Returning"
+    """The lender's queue is being raised, once for the whole set."""
+
+    SCHEDULED = "Scheduled"
+    """Everybody who waited has its pods on nodes."""
+
+    MET = "Met"
+    PARTIAL = "Partial"
+    CANCELLED = "Cancelled"
+
+
+RECLAIM_MOVES: Final[Mapping[ReclaimPhase, frozenset[ReclaimPhase]]] = {
+    ReclaimPhase.PLANNING: frozenset(
+        {
+            ReclaimPhase.AWAITING_APPROVAL,
+            ReclaimPhase.RECALLING,
+            ReclaimPhase.RETURNING,
+            ReclaimPhase.PARTIAL,
+            ReclaimPhase.CANCELLED,
+        }
+    ),
+    ReclaimPhase.AWAITING_APPROVAL: frozenset(
+        {ReclaimPhase.RECALLING, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
+    ),
+    ReclaimPhase.RECALLING: frozenset(
+        {ReclaimPhase.STOPPING, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
+    ),
+    ReclaimPhase.STOPPING: frozenset(
+        {ReclaimPhase.RETURNING, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
+    ),
+    ReclaimPhase.RETURNING: frozenset(
+        {ReclaimPhase.SCHEDULED, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
+    ),
+    ReclaimPhase.SCHEDULED: frozenset({ReclaimPhase.MET, ReclaimPhase.PLANNING}),
+    ReclaimPhase.MET: frozenset(),
+    ReclaimPhase.PARTIAL: frozenset(),
+    ReclaimPhase.CANCELLED: frozenset(),
+}
+"""PLANNING follows wherever facts changed so that the plan no longer meets its demand: a protected victim, a race."""
+
+
+Phase = TypeVar("Phase", LoanPhase, ReclaimPhase)
+
+
+def moved(subject: str, moves: Mapping[Phase, frozenset[Phase]], phase: Phase, wanted: Phase) -> Phase:
+    """Return `wanted`, or raise `IllegalTransitionError` if the table has no such move."""
+    if wanted not in moves[phase]:
+        raise IllegalTransitionError(subject, phase, wanted)
+    return wanted
+
+
+# ---- ids
+
+
+def loan_id(cluster: str, workload_uid: str) -> str:
+    """Workflow id of the Loan of one borrow Workload."""
+    return f"loan/{cluster}/{workload_uid}"
+
+
+def reclaim_id(cluster: str, pool: str, lender: str) -> str:
+    """Workflow id of one lender's Reclaim."""
+    return f"reclaim/{cluster}/{pool}/{lender}"
+
+
+# ---- messages
+
+
+class LoanInput(Message):
+    """Starts a Loan; signal-with-start always carries it."""
+
+    cluster: str
+    pool: str
+    borrower: str
+    workload: WorkloadKey
+    gpus: GpuCount
+    state: "LoanState | None" = None
+    """What an earlier run hands over when it continues as new."""
+
+
+class LoanState(Message):
+    """What a Loan remembers; also the answer of its query."""
+
+    phase: LoanPhase = LoanPhase.ACTIVE
+    term: int = 1
+    recalls: int = 0
+    """Ordinal of the last recall; the epoch of checkpoint requests."""
+
+    reclaims: tuple[str, ...] = ()
+    """Reclaims that want an answer."""
+
+    order: "RecallOrder | None" = None
+    checkpoint: "CheckpointSummary | None" = None
+    last_step: int = 0
+    """Highest step that a verified checkpoint has proved."""
+
+    stop_ordered: bool = False
+    lenders: tuple[str, ...] = ()
+    history: tuple["TermRecord", ...] = ()
+    """Every term so far, oldest first."""
+
+
+class CheckpointSummary(Message):
+    """A checkpoint that the bank has verified itself."""
+
+    uri: str
+    step: int
+    verified_at: AwareDatetime
+    request_id: str
+
+
+class TermRecord(Message):
+    """One stay of the Workload on borrowed GPUs."""
+
+    term: int
+    started_at: AwareDatetime
+    ended_at: AwareDatetime | None = None
+    gpus: GpuCount
+    lenders: tuple[str, ...] = ()
+    ended_because: str = ""
+    checkpoint: CheckpointSummary | None = None
+
+
+class RecallOrder(Message):
+    """Reclaim to Loan: give these GPUs back."""
+
+    reclaim: str
+    """Workflow id that wants an answer."""
+
+    demand: str
+    lender: str
+    kind: str
+    """`DemandKind` of the demand."""
+
+    reason: str
+    """For the owner of the job, who is about to be asked to save."""
+
+    line_ids: tuple[str, ...]
+    needs_checkpoint: bool
+    """Whether the Workload is of a class that is never stopped without one."""
+
+    on_checkpoint_failure: OnCheckpointFailure
+    deadline: AwareDatetime
+    """End of the notice; the borrower's gracePeriod, within the pool's limits."""
+
+    max_checkpoint_age: Duration = timedelta(seconds=60)
+
+
+class StopOrder(Message):
+    """Reclaim to Loan: the demand can be met, stop now."""
+
+    reclaim: str
+    demand: str
+
+
+class ReleaseOrder(Message):
+    """Reclaim to Loan: nobody wants it any more; go on unless already stopping."""
+
+    reclaim: str
+    demand: str
+    reason: str
+
+
+class LoanOutcome(StrEnum):
+    """What a Loan answers to a Reclaim."""
+
+    DURABLE = "Durable"
+    PROTECTED = "Protected"
+    RETURNED = "Returned"
+    """Its pods are gone and its lines are returned."""
+
+    GONE = "Gone"
+    """It finished or was deleted by itself; its lines are returned or closing."""
+
+
+class LoanReport(Message):
+    """Loan to Reclaim."""
+
+    loan: str
+    demand: str
+    outcome: LoanOutcome
+    reason: str = ""
+
+
+class Extension(Message):
+    """A person gives a recalled job more time, within the pool's maximum."""
+
+    by: Duration
+    identity: str = ""
+
+
+class Decision(Message):
+    """A person's word on a Reclaim that needs approval."""
+
+    identity: str
+    verified: bool = False
+    """Whether the identity was confirmed by the API server."""
+
+    reason: str = ""
+
+
+class ReclaimInput(Message):
+    """Starts a Reclaim; signal-with-start always carries it."""
+
+    cluster: str
+    pool: str
+    lender: str
+    demands: tuple[str, ...] = ()
+    """Demands handed over when it continues as new."""
+
+
+class Needs(Message):
+    """Controller to Reclaim: these demands of the lender are open; what is missing from the list has ended."""
+
+    demands: tuple[str, ...]
+    at: AwareDatetime
+
+
+def due_in(due_at: datetime, now: datetime) -> timedelta:
+    """Time left until `due_at`, never negative."""
+    return max(due_at - now, timedelta())

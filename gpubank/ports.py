@@ -1,0 +1,163 @@
+"""What the bank needs from the outside, in its own words. One contract suite per port, run on every adapter."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from gpubank.domain.books import Books
+from gpubank.domain.contract import Side
+from gpubank.domain.facts import Mark, PoolFacts
+from gpubank.domain.layout import LayoutReport, PoolLayout
+from gpubank.domain.ledger import AuditEvent, Posting, VerifyReport, WorkloadUse
+from gpubank.domain.loan import Line, WorkloadKey
+from gpubank.domain.transaction import Transaction
+
+
+class QuotaBackend(Protocol):
+    """A scheduler that admits work against queues with an integer quota (Kueue, Volcano, the simulation)."""
+
+    async def lay_out(self, layout: PoolLayout) -> LayoutReport:
+        """Create or repair flavor and queues; never touch a quota that stands, or an object that is not the bank's."""
+        ...
+
+    async def remove(self, pool: str) -> LayoutReport:
+        """Remove what the bank made for the pool; objects of others stay."""
+        ...
+
+    async def observe(self, pool: str) -> PoolFacts:
+        """Return the facts of one pool; raise `BackendError` where they cannot be had."""
+        ...
+
+    async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
+        """Set one queue's quota and stamp it with the ledger revision that it was compiled from.
+
+        Writing what stands already is success. Raises `ConflictError` where the queue bears a higher stamp, was
+        changed since it was read, or the fail-safe holds.
+        """
+        ...
+
+    async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
+        """Deactivate a Workload and mark it, in one write against the version `seen`; `ConflictError` if it moved on.
+
+        A Workload that bears the same mark already is success; one that is gone is success.
+        """
+        ...
+
+    async def resume(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
+        """Reactivate a Workload, as `stop` deactivates it; only one that bears a stop mark of this Loan."""
+        ...
+
+    async def nudge(self, pool: str, workload: WorkloadKey) -> None:
+        """Have a waiting Workload considered at once, ahead of the scheduler's own batch; best effort."""
+        ...
+
+    def changes(self, pool: str) -> AsyncIterator[None]:
+        """Yield whenever the pool's facts may have changed, and once at the start; bursts may be folded."""
+        ...
+
+
+class LedgerStore(Protocol):
+    """The books (SQL), written by transactions that are applied by `Books.applied` under the pool's lock."""
+
+    async def books(self, cluster: str, pool: str) -> Books:
+        """Return the open books of a pool; empty books where it has none."""
+        ...
+
+    async def commit(self, transaction: Transaction) -> Books:
+        """Write one transaction, or nothing; return the books after it.
+
+        A key that was committed before is success and writes nothing. Raises `ConflictError` and `LedgerError` as
+        `Books.applied` does.
+        """
+        ...
+
+    async def pools(self) -> Sequence[tuple[str, str]]:
+        """Every (cluster, pool) that has books."""
+        ...
+
+    async def lines(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        group: str | None = None,
+        workload_uid: str | None = None,
+        open_only: bool = False,
+        limit: int = 1000,
+    ) -> Sequence[Line]:
+        """Lines, newest first, ended ones included."""
+        ...
+
+    async def use(self, use: WorkloadUse) -> None:
+        """Record when a Workload's term was admitted and when its pods were gone; repeated calls only add."""
+        ...
+
+    async def note(
+        self, *, key: str, at: datetime, actor: str, subject: str, action: str, detail: Mapping[str, Any] | None = None
+    ) -> None:
+        """Append one audit event, once per key."""
+        ...
+
+    async def post(self, *, until: datetime) -> int:
+        """Post every hour (and every ended line's last part) up to `until` that is not posted yet; return how many."""
+        ...
+
+    async def postings(
+        self, *, cluster: str | None = None, pool: str | None = None, account: str | None = None, limit: int = 1000
+    ) -> Sequence[Posting]:
+        """Postings, newest first."""
+        ...
+
+    async def audit(self, *, subject: str | None = None, limit: int = 1000) -> Sequence[AuditEvent]:
+        """Audit events, newest first."""
+        ...
+
+    async def verify(self) -> VerifyReport:
+        """Check balance, amounts and hash chain; name the first bad row of each kind."""
+        ...
+
+
+class Notifier(Protocol):
+    """Tells people, once per key."""
+
+    async def notify(self, *, key: str, pool: str, workload: WorkloadKey, reason: str, message: str) -> None:
+        """Tell the owner of a Workload; on a cluster an Event on the Workload and its job."""
+        ...
+
+
+class ObjectStore(Protocol):
+    """Where the bank's API objects live: the API server, or the embedded mode's memory."""
+
+    async def list(self, kind: str) -> Sequence[dict[str, Any]]:
+        """Every object of one of the bank's kinds, as on the wire, in all namespaces."""
+        ...
+
+    async def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        """One object, or None."""
+        ...
+
+    async def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create the object or replace its spec, labels and annotations; `InvalidObjectError` where it is refused."""
+        ...
+
+    async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
+        """Ask for deletion; False when there was nothing. Finalizers are honoured."""
+        ...
+
+    async def patch_status(
+        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+    ) -> None:
+        """Replace the status; `ConflictError` if the object moved on since version `seen`."""
+        ...
+
+    async def set_finalizer(self, kind: str, name: str, namespace: str | None, *, held: bool) -> None:
+        """Hold or release the bank's finalizer."""
+        ...
+
+    async def event(self, body: Mapping[str, Any], *, reason: str, message: str, warning: bool = False) -> None:
+        """Record an Event on an object."""
+        ...
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yield whenever any of the bank's objects may have changed, and once at the start."""
+        ...
