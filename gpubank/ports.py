@@ -4,12 +4,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from gpubank.decide.attest import Escape
+from gpubank.decide.step import LoanSignal
 from gpubank.domain.books import Books
+from gpubank.domain.checkpoint import CheckpointAnswer, CheckpointRequest, CheckpointTarget, FileFact
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import Mark, PoolFacts
 from gpubank.domain.layout import LayoutReport, PoolLayout
 from gpubank.domain.ledger import AuditEvent, Posting, VerifyReport, WorkloadUse
 from gpubank.domain.loan import Line, WorkloadKey
+from gpubank.domain.terms import PoolTerms
 from gpubank.domain.transaction import Transaction
 
 
@@ -117,6 +121,26 @@ class LedgerStore(Protocol):
         ...
 
 
+class Processes(Protocol):
+    """The long processes (Temporal). Every call is a signal that starts what does not run yet, and is idempotent."""
+
+    async def signal_loan(self, cluster: str, pool: str, signal: LoanSignal) -> None:
+        """Tell the Loan of a borrow Workload what the controller did or saw."""
+        ...
+
+    async def signal_needs(self, cluster: str, pool: str, lender: str, demands: Sequence[str], *, at: datetime) -> None:
+        """Tell a lender's Reclaim which demands are open."""
+        ...
+
+
+class TermsSource(Protocol):
+    """The terms in force."""
+
+    async def terms(self, pool: str) -> PoolTerms | None:
+        """Return the pool's terms as they are now; None where there is no such pool."""
+        ...
+
+
 class Notifier(Protocol):
     """Tells people, once per key."""
 
@@ -160,4 +184,43 @@ class ObjectStore(Protocol):
 
     def changes(self) -> AsyncIterator[None]:
         """Yield whenever any of the bank's objects may have changed, and once at the start."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+class CheckpointHook(Protocol):
+    """Asks a training run to save, over one of the transports of the workload contract.
+
+    What comes back is a claim; `gpubank.decide.attest` says whether it is believed.
+    """
+
+    async def request(self, target: CheckpointTarget, request: CheckpointRequest) -> CheckpointAnswer:
+        """Ask, once per `request.id`, and return how far it is; asking again returns the same record.
+
+        A `failed` answer means that asking again cannot help. Raises `BackendError` where it may.
+        """
+        ...
+
+    async def answer(self, target: CheckpointTarget, request_id: str) -> CheckpointAnswer | None:
+        """Return how far a request is; None where it is unknown, as after a restart of the trainer: ask again."""
+        ...
+
+
+class CheckpointStorage(Protocol):
+    """Reads checkpoints where they lie; every path is kept below `prefix`, links included."""
+
+    async def read_manifest(self, uri: str, *, prefix: str, max_bytes: int) -> bytes | Escape | None:
+        """Return what lies at `uri`, or its first `max_bytes` + 1 bytes; None if nothing does.
+
+        Raises `BackendError` where the storage does not answer.
+        """
+        ...
+
+    async def look_at(self, uris: Sequence[str], *, prefix: str, hashes: bool) -> Sequence[FileFact | Escape | None]:
+        """Return size, and with `hashes` the sha256, of every file in order; None for one that is not there.
+
+        Raises `BackendError` where the storage does not answer.
+        """
         ...

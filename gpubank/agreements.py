@@ -1,0 +1,70 @@
+"""The bank's API objects as models, and the terms that follow from them now."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from gpubank.decide.agreement import agree
+from gpubank.domain.group import BusinessGroup
+from gpubank.domain.policy import GPUQuotaPolicy
+from gpubank.domain.pool import GPUPool
+from gpubank.domain.terms import PoolTerms
+from gpubank.ports import ObjectStore
+
+POOL, GROUP, POLICY = "GPUPool", "BusinessGroup", "GPUQuotaPolicy"
+Model = GPUPool | BusinessGroup | GPUQuotaPolicy
+
+
+class Unreadable(NamedTuple):
+    """An object that the API server took and the models refuse."""
+
+    body: Mapping[str, Any]
+    message: str
+
+
+class Objects(NamedTuple):
+    """Everything that agreements are made of."""
+
+    pools: tuple[GPUPool, ...]
+    groups: tuple[BusinessGroup, ...]
+    policies: tuple[GPUQuotaPolicy, ...]
+    unreadable: tuple[Unreadable, ...] = ()
+
+    @property
+    def all(self) -> tuple[Model, ...]:
+        """Every object that could be read."""
+        return (*self.pools, *self.groups, *self.policies)
+
+
+async def read_objects(store: ObjectStore) -> Objects:
+    """Read pools, groups and policies; `BackendError` where the store does not answer."""
+    unreadable: list[Unreadable] = []
+    pools = _parsed(GPUPool, await store.list(POOL), unreadable)
+    groups = _parsed(BusinessGroup, await store.list(GROUP), unreadable)
+    policies = _parsed(GPUQuotaPolicy, await store.list(POLICY), unreadable)
+    return Objects(tuple(pools), tuple(groups), tuple(policies), tuple(unreadable))
+
+
+def _parsed(model: type[Any], bodies: Sequence[Mapping[str, Any]], unreadable: list[Unreadable]) -> list[Any]:
+    parsed = []
+    for body in bodies:
+        try:
+            parsed.append(model.from_wire(body))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            unreadable.append(Unreadable(body, f"{where}: {first['msg']}"))
+    return parsed
+
+
+class Agreements:
+    """`TermsSource` on an object store: read anew for every question, for a recall must not rest on old terms."""
+
+    def __init__(self, cluster: str, store: ObjectStore) -> None:
+        self._cluster, self._store = cluster, store
+
+    async def terms(self, pool: str) -> PoolTerms | None:
+        """Return the pool's terms as they are now; None where there is no such pool."""
+        objects = await read_objects(self._store)
+        return agree(self._cluster, objects.pools, objects.groups, objects.policies).terms.get(pool)

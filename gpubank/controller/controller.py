@@ -1,0 +1,184 @@
+"""The controller of one cluster: agreements become queues and loops, and what came of it becomes status.
+
+The same code drives a real cluster and the simulation; only the ports differ. On a cluster one replica leads.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from gpubank.agreements import Objects, read_objects
+from gpubank.controller.pool_loop import PoolLoop
+from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, finalizers, statuses
+from gpubank.decide.agreement import Agreement, agree
+from gpubank.domain.books import Books
+from gpubank.domain.errors import BackendError, ConflictError
+from gpubank.domain.layout import LayoutReport
+from gpubank.domain.pool import Backend
+from gpubank.domain.terms import PoolTerms
+from gpubank.ports import LedgerStore, Notifier, ObjectStore, Processes, QuotaBackend
+
+log = logging.getLogger(__name__)
+
+MIN_PAUSE = timedelta(milliseconds=250)
+"""Least time between two looks at the objects; a burst of edits is one look."""
+
+
+class Controller:
+    """Reconciles all pools of one cluster."""
+
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        objects: ObjectStore,
+        backends: dict[Backend, QuotaBackend],
+        ledger: LedgerStore,
+        processes: Processes,
+        notifier: Notifier,
+        now: Callable[[], datetime],
+        resync: timedelta = timedelta(seconds=15),
+    ) -> None:
+        self.cluster = cluster
+        self._objects, self._backends, self._ledger = objects, backends, ledger
+        self._processes, self._notifier, self._now, self._resync = processes, notifier, now, resync
+        self._agreement: Agreement | None = None
+        self._loops: dict[str, tuple[PoolLoop, asyncio.Task[None]]] = {}
+        self._reports: dict[str, LayoutReport] = {}
+
+    def terms(self, pool: str) -> PoolTerms | None:
+        """The pool's terms as last read."""
+        return self._agreement.terms.get(pool) if self._agreement else None
+
+    async def run(self) -> None:
+        """Reconcile until cancelled, on every change of an object and after every resync."""
+        changed = asyncio.Event()
+        watcher = asyncio.create_task(self._watch(changed))
+        poster = asyncio.create_task(self._post())
+        try:
+            while True:
+                changed.clear()
+                try:
+                    await self.reconcile()
+                except (BackendError, ConflictError, OSError) as error:
+                    log.warning("reconcile failed: %s", error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), min(self._resync.total_seconds(), 2))
+                await asyncio.sleep(MIN_PAUSE.total_seconds())
+        finally:
+            tasks = [watcher, poster, *(task for _, task in self._loops.values())]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._loops.clear()
+
+    async def _watch(self, changed: asyncio.Event) -> None:
+        while True:
+            try:
+                async for _ in self._objects.changes():
+                    changed.set()
+            except BackendError as error:
+                log.warning("watch of the bank's objects failed: %s", error)
+            await asyncio.sleep(1)
+
+    async def _post(self) -> None:
+        """Post what is due in the ledger: at every full hour and after an outage, and soon after a line's end."""
+        while True:
+            try:
+                await self._ledger.post(until=self._now())
+            except BackendError as error:
+                log.warning("posting failed: %s", error)
+            await asyncio.sleep(60)
+
+    async def reconcile(self) -> None:
+        """One look: lay out what is agreed, keep the loops running, write status and finalizers."""
+        objects = await read_objects(self._objects)
+        for unreadable in objects.unreadable:
+            await self._objects.event(unreadable.body, reason="Invalid", message=unreadable.message, warning=True)
+        before, self._agreement = self._agreement, agree(self.cluster, objects.pools, objects.groups, objects.policies)
+        views: dict[str, PoolView] = {}
+        for pool in objects.pools:
+            books = await self._ledger.books(self.cluster, pool.name)
+            report, problem = await self._lay_out(pool.name, self._backends.get(pool.spec.backend), books)
+            loop = self._loop(pool.name, pool.spec.backend)
+            views[pool.name] = PoolView(books, loop.facts if loop else None, report, problem or self._problem(loop))
+            if loop and (before is None or before.terms.get(pool.name) != self._agreement.terms[pool.name]):
+                loop.poke()
+        await self._stop_loops({pool.name for pool in objects.pools})
+        for write in finalizers(objects, views):
+            await self._finalize(write, objects)
+        for status in statuses(objects, self._agreement, views, self._now()):
+            await self._write_status(status)
+
+    def _problem(self, loop: PoolLoop | None) -> str:
+        return loop.problem if loop else ""
+
+    async def _lay_out(self, pool: str, backend: QuotaBackend | None, books: Books) -> tuple[LayoutReport, str]:
+        assert self._agreement is not None
+        if backend is None:
+            return (
+                LayoutReport(),
+                f"pool {pool!r} names a backend that this controller does not have; change spec.backend",
+            )
+        try:
+            report = await backend.lay_out(self._agreement.layout(pool, books.groups))
+        except BackendError as error:
+            return self._reports.get(pool, LayoutReport()), str(error)
+        if report.changed:
+            log.info("pool %s: laid out %s", pool, ", ".join(report.changed))
+            if loop := self._loops.get(pool):
+                loop[0].poke()
+        self._reports[pool] = report
+        return report, ""
+
+    def _loop(self, pool: str, kind: Backend) -> PoolLoop | None:
+        """Return the pool's loop, started where it is missing or has died."""
+        backend = self._backends.get(kind)
+        if backend is None:
+            return None
+        running = self._loops.get(pool)
+        if running is not None and not running[1].done():
+            return running[0]
+        if running is not None and (error := running[1].exception()) is not None:
+            log.error("pool %s: loop died: %s", pool, error, exc_info=error)
+        loop = PoolLoop(
+            self.cluster,
+            pool,
+            backend=backend,
+            ledger=self._ledger,
+            processes=self._processes,
+            notifier=self._notifier,
+            terms=lambda: self.terms(pool),
+            now=self._now,
+            resync=self._resync,
+        )
+        self._loops[pool] = (loop, asyncio.create_task(loop.run(), name=f"pool {pool}"))
+        return loop
+
+    async def _stop_loops(self, keep: set[str]) -> None:
+        for pool in [pool for pool in self._loops if pool not in keep]:
+            _, task = self._loops.pop(pool)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _finalize(self, write: FinalizerWrite, objects: Objects) -> None:
+        if write.remove_pool:
+            backend = next((self._backends.get(p.spec.backend) for p in objects.pools if p.name == write.name), None)
+            await self._stop_loops({pool.name for pool in objects.pools} - {write.name})
+            if backend is not None:
+                await backend.remove(write.name)
+        await self._objects.set_finalizer(write.kind, write.name, write.namespace, held=write.held)
+
+    async def _write_status(self, write: StatusWrite) -> None:
+        body = await self._objects.get(write.kind, write.name, write.namespace)
+        if body is None:
+            return
+        seen = body["metadata"].get("resourceVersion", write.seen)
+        try:
+            await self._objects.patch_status(write.kind, write.name, write.namespace, write.status, seen=seen)
+        except ConflictError:
+            return  # the next look judges the object as it is then
+        for reason, message, warning in write.events:
+            await self._objects.event(body, reason=reason, message=message, warning=warning)

@@ -1,0 +1,197 @@
+"""One pool's loop: see, decide, write the books, write the quotas, tell the processes.
+
+    observe ──▶ decide.step ──▶ ledger.commit… ──▶ write_quota… ──▶ signals
+       ▲                                                              │
+       └───────────── on a change, at `wake_at`, or after a resync ───┘
+
+Nothing is remembered between turns but what was said to whom, so a turn can be cut off anywhere and simply begins
+anew. One turn decides until nothing is left to decide, for a grant may make the next offer possible.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from gpubank.decide import compile as compiler
+from gpubank.decide.step import LenderNeeds, LoanSignal, Step, WaitingNote, step
+from gpubank.domain.books import Books
+from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
+from gpubank.domain.facts import PoolFacts
+from gpubank.domain.terms import PoolTerms
+from gpubank.ports import LedgerStore, Notifier, Processes, QuotaBackend
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 50
+"""Decisions in one turn before it yields to others; each is a ledger transaction."""
+
+
+class PoolLoop:
+    """Runs the bank for one pool of one cluster."""
+
+    def __init__(
+        self,
+        cluster: str,
+        pool: str,
+        *,
+        backend: QuotaBackend,
+        ledger: LedgerStore,
+        processes: Processes,
+        notifier: Notifier,
+        terms: Callable[[], PoolTerms | None],
+        now: Callable[[], datetime],
+        resync: timedelta = timedelta(seconds=15),
+    ) -> None:
+        self.cluster, self.pool = cluster, pool
+        self._backend, self._ledger = backend, ledger
+        self._processes, self._notifier = processes, notifier
+        self._terms, self._now, self._resync = terms, now, resync
+        self._wake = asyncio.Event()
+        self._said: dict[str, tuple[object, datetime]] = {}
+        self._noted: dict[str, str] = {}
+        self.facts: PoolFacts | None = None
+        self.books: Books | None = None
+        self.problem = ""
+
+    def poke(self) -> None:
+        """Have the loop look now, as after a change of terms."""
+        self._wake.set()
+
+    async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Turn until cancelled; a failed turn is logged, kept in `problem`, and tried again with back-off."""
+        watcher = asyncio.create_task(self._watch())
+        failures = 0
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    wait = await self.turn()
+                    failures, self.problem = 0, ""
+                except (BankError, OSError) as error:
+                    failures += 1
+                    self.problem = str(error)
+                    level = logging.ERROR if isinstance(error, LedgerError) else logging.WARNING
+                    log.log(level, "pool %s: turn failed: %s", self.pool, error)
+                    wait = timedelta(seconds=min(0.2 * 2 ** min(failures, 6), 10))
+                await self._sleep(wait, sleep)
+        finally:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+
+    async def _sleep(self, wait: timedelta, sleep: Callable[[float], Awaitable[None]]) -> None:
+        timer = asyncio.ensure_future(sleep(wait.total_seconds()))
+        woken = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({timer, woken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (timer, woken):
+                task.cancel()
+            await asyncio.gather(timer, woken, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async for _ in self._backend.changes(self.pool):
+                    self._wake.set()
+            except BackendError as error:
+                log.warning("pool %s: watch failed: %s", self.pool, error)
+            await asyncio.sleep(1)
+
+    async def turn(self) -> timedelta:
+        """Decide and act until nothing is left; return how long nothing needs to be looked at."""
+        for _ in range(MAX_ROUNDS):
+            terms = self._terms()
+            if terms is None:
+                return self._resync
+            facts = await self._backend.observe(self.pool)
+            books = await self._ledger.books(self.cluster, self.pool)
+            now = self._now()
+            decided = step(facts, books, terms, now)
+            committed, books = await self._commit(decided, books)
+            wrote = await self._write_quotas(books, facts)
+            self.facts, self.books = facts, books
+            await self._tell(decided, now)
+            if not committed and not wrote:
+                return self._until(decided, now)
+        return timedelta(0)
+
+    def _until(self, decided: Step, now: datetime) -> timedelta:
+        if decided.wake_at is None:
+            return self._resync
+        return min(max(decided.wake_at - now, timedelta(milliseconds=20)), self._resync)
+
+    async def _commit(self, decided: Step, books: Books) -> tuple[int, Books]:
+        """Commit in order; a lost compare-and-set ends the round, for its rest was decided on old books."""
+        committed = 0
+        for transaction in decided.transactions:
+            try:
+                books = await self._ledger.commit(transaction)
+            except ConflictError as error:
+                log.info("pool %s: %s", self.pool, error)
+                return committed + 1, await self._ledger.books(self.cluster, self.pool)
+            committed += 1
+            log.info("pool %s: %s", self.pool, transaction.note or transaction.key)
+        return committed, books
+
+    async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
+        """Write what compile says, lowering before raising; a lost race is left to the next round."""
+        if facts.fail_safe_epoch:
+            return 0
+        writes = compiler.writes(books, facts)
+        for write in writes:
+            try:
+                await self._backend.write_quota(
+                    self.pool, write.group, write.side, nominal=write.nominal, revision=write.revision
+                )
+            except ConflictError as error:
+                log.info("pool %s: %s", self.pool, error)
+                break
+        return len(writes)
+
+    async def _tell(self, decided: Step, now: datetime) -> None:
+        """Send what was not sent before, and again after a resync: a signal may be lost with a worker."""
+        for signal in decided.signals:
+            await self._once(f"loan/{signal.workload.uid}/{signal.kind}", signal, now, self._send_loan)
+        for needs in decided.needs:
+            await self._once(f"needs/{needs.lender}", needs, now, self._send_needs)
+        for note in decided.waiting:
+            await self._note(note)
+        live = {f"loan/{signal.workload.uid}/{signal.kind}" for signal in decided.signals} | {
+            f"needs/{needs.lender}" for needs in decided.needs
+        }
+        for key in [key for key in self._said if key not in live]:
+            del self._said[key]
+
+    async def _once(
+        self, key: str, message: LoanSignal | LenderNeeds, now: datetime, send: Callable[..., Awaitable[None]]
+    ) -> None:
+        before = self._said.get(key)
+        if before is not None and before[0] == message and now - before[1] < self._resync:
+            return
+        try:
+            await send(message, now)
+        except BackendError as error:
+            log.warning("pool %s: %s", self.pool, error)
+            return
+        self._said[key] = (message, now)
+
+    async def _send_loan(self, signal: LoanSignal, _: datetime) -> None:
+        await self._processes.signal_loan(self.cluster, self.pool, signal)
+
+    async def _send_needs(self, needs: LenderNeeds, now: datetime) -> None:
+        await self._processes.signal_needs(self.cluster, self.pool, needs.lender, needs.demand_ids, at=now)
+
+    async def _note(self, note: WaitingNote) -> None:
+        if self._noted.get(note.workload.uid) == note.message:
+            return
+        self._noted[note.workload.uid] = note.message
+        await self._notifier.notify(
+            key=f"waiting/{note.workload.uid}/{note.reason}",
+            pool=self.pool,
+            workload=note.workload,
+            reason=note.reason,
+            message=note.message,
+        )

@@ -1,0 +1,248 @@
+"""What the bank writes back on its objects: status, conditions and finalizers. Pure: facts in, writes out."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from gpubank.agreements import GROUP, POLICY, POOL, Model, Objects
+from gpubank.decide.agreement import Agreement, Verdict
+from gpubank.domain import conditions
+from gpubank.domain.books import Books
+from gpubank.domain.contract import FINALIZER, Side
+from gpubank.domain.facts import PoolFacts
+from gpubank.domain.layout import LayoutReport
+from gpubank.domain.meta import Condition, ConditionStatus, with_condition
+from gpubank.domain.policy import GPUQuotaPolicy
+from gpubank.domain.pool import GPUPool
+
+
+class PoolView(NamedTuple):
+    """What is known of one pool at this turn."""
+
+    books: Books
+    facts: PoolFacts | None
+    report: LayoutReport
+    problem: str = ""
+    """Why the scheduler could not be asked, where it could not."""
+
+
+class StatusWrite(NamedTuple):
+    """One status to be replaced."""
+
+    kind: str
+    name: str
+    namespace: str | None
+    status: Mapping[str, Any]
+    seen: str
+    events: tuple[tuple[str, str, bool], ...] = ()
+    """(reason, message, warning) of every condition whose status or reason changed."""
+
+
+class FinalizerWrite(NamedTuple):
+    """One finalizer to be held or released."""
+
+    kind: str
+    name: str
+    namespace: str | None
+    held: bool
+    remove_pool: bool = False
+    """Whether what the bank made at the scheduler goes first."""
+
+
+def statuses(
+    objects: Objects, agreement: Agreement, views: Mapping[str, PoolView], now: datetime
+) -> tuple[StatusWrite, ...]:
+    """Return a write for every object whose status is not what it should be."""
+    writes = [
+        _write(
+            POOL,
+            pool,
+            _pool_fields(views.get(pool.name)),
+            _pool_conditions(pool, agreement, views.get(pool.name), now),
+            now,
+        )
+        for pool in objects.pools
+    ]
+    for group in objects.groups:
+        verdict = agreement.verdicts[GROUP, group.key]
+        writes.append(_write(GROUP, group, {}, (_ready(verdict, group, views),), now))
+    for policy in objects.policies:
+        verdict = agreement.verdicts[POLICY, policy.key]
+        view = views.get(policy.spec.resource_pool)
+        fields = _policy_fields(policy, view) if verdict.ready else {}
+        writes.append(_write(POLICY, policy, fields, (_ready(verdict, policy, views),), now))
+    return tuple(write for write in writes if write is not None)
+
+
+def finalizers(objects: Objects, views: Mapping[str, PoolView]) -> tuple[FinalizerWrite, ...]:
+    """Hold every object while loans may depend on it; let a deleted one go when none is open."""
+    writes = []
+    for kind, resource in _with_kinds(objects):
+        held = FINALIZER in resource.metadata.finalizers
+        namespace = resource.namespace or None
+        if not resource.metadata.deleting:
+            if not held:
+                writes.append(FinalizerWrite(kind, resource.name, namespace, held=True))
+        elif held and not _open_loans(resource, views):
+            writes.append(FinalizerWrite(kind, resource.name, namespace, held=False, remove_pool=kind == POOL))
+    return tuple(writes)
+
+
+def _with_kinds(objects: Objects) -> Sequence[tuple[str, Model]]:
+    return [
+        *((POOL, pool) for pool in objects.pools),
+        *((GROUP, group) for group in objects.groups),
+        *((POLICY, policy) for policy in objects.policies),
+    ]
+
+
+def _open_loans(resource: Model, views: Mapping[str, PoolView]) -> str:
+    """Say which open loans keep the object from going; empty if none do."""
+    if isinstance(resource, GPUPool):
+        view = views.get(resource.name)
+        count, what = (len(view.books.lines), "of the pool") if view else (0, "")
+    else:
+        group = resource.spec.business_group if isinstance(resource, GPUQuotaPolicy) else resource.name
+        pools = [resource.spec.resource_pool] if isinstance(resource, GPUQuotaPolicy) else list(views)
+        lines = [line for pool in pools if pool in views for line in views[pool].books.lines]
+        count = sum(group in (line.lender, line.borrower) for line in lines)
+        what = f"of group {group!r}"
+    return f"{count} open loan lines {what}" if count else ""
+
+
+def _ready(verdict: Verdict, resource: Model, views: Mapping[str, PoolView]) -> Condition:
+    if resource.metadata.deleting and (loans := _open_loans(resource, views)):
+        return _condition(
+            resource, conditions.READY, False, conditions.LOANS_OPEN, f"deletion waits for {loans}; they are recalled"
+        )
+    return _condition(resource, conditions.READY, verdict.ready, verdict.reason, verdict.message)
+
+
+def _pool_conditions(
+    pool: GPUPool, agreement: Agreement, view: PoolView | None, now: datetime
+) -> tuple[Condition, ...]:
+    verdict = agreement.verdicts[POOL, pool.key]
+    ready = _ready(verdict, pool, {pool.name: view} if view else {})
+    if ready.status is ConditionStatus.TRUE and view is not None:
+        if view.problem:
+            ready = _condition(pool, conditions.READY, False, conditions.BACKEND_UNREACHABLE, view.problem)
+        elif view.report.problems:
+            first = view.report.problems[0]
+            more = len(view.report.problems) - 1
+            message = first.message + (f" (and {more} more)" if more else "")
+            ready = _condition(pool, conditions.READY, False, first.reason, message)
+    promised = pool.spec.guaranteed_by_shares
+    oversubscribed = promised > pool.spec.capacity
+    offered = _allocatable(view)
+    shrunk = view is not None and view.facts is not None and offered < pool.spec.capacity
+    frozen = agreement.terms[pool.name].frozen(now)
+    freeze = pool.spec.freeze
+    fail_safe = bool(view and view.facts and view.facts.fail_safe_epoch)
+    return (
+        ready,
+        _condition(
+            pool,
+            conditions.OVERSUBSCRIBED,
+            oversubscribed,
+            conditions.SHARES_EXCEED_CAPACITY if oversubscribed else conditions.WITHIN_CAPACITY,
+            f"shares promise {promised} of {pool.spec.capacity} GPUs",
+        ),
+        _condition(
+            pool,
+            conditions.SHRUNK,
+            shrunk,
+            conditions.NODES_MISSING if shrunk else conditions.WITHIN_CAPACITY,
+            f"ready nodes offer {offered} of {pool.spec.capacity} GPUs",
+        ),
+        _condition(
+            pool,
+            conditions.FROZEN,
+            frozen,
+            conditions.FREEZE_ORDERED if frozen else conditions.NOT_ORDERED,
+            f"by {freeze.by}: {freeze.reason}" if frozen and freeze else "loans and recalls go on",
+        ),
+        _condition(
+            pool,
+            conditions.FAIL_SAFE,
+            fail_safe,
+            conditions.WATCHDOG_ACTED if fail_safe else conditions.NOT_ORDERED,
+            "Kueue borrows by itself until the bank is back" if fail_safe else "the bank is in charge",
+        ),
+    )
+
+
+def _allocatable(view: PoolView | None) -> int:
+    if view is None or view.facts is None:
+        return 0
+    return sum(node.gpus for node in view.facts.nodes if node.ready)
+
+
+def _pool_fields(view: PoolView | None) -> dict[str, Any]:
+    if view is None or view.facts is None:
+        return {}
+    lent = sum(line.gpus for line in view.books.lines if not line.is_self_loan)
+    return {
+        "allocatable": _allocatable(view),
+        "reserved": sum(queue.reserved for queue in view.facts.queues),
+        "borrowed": lent,
+    }
+
+
+def _policy_fields(policy: GPUQuotaPolicy, view: PoolView | None) -> dict[str, Any]:
+    group = policy.spec.business_group
+    if view is None or view.facts is None:
+        return {}
+    own = view.facts.queue(group, Side.OWN)
+    pending = sum(
+        workload.gpus
+        for workload in view.facts.workloads
+        if workload.group == group and not workload.reserved and not workload.finished
+    )
+    return {
+        "guaranteed": view.books.guarantee(group).in_force,
+        "used": own.reserved if own else 0,
+        "borrowed": view.books.borrowed(group),
+        "lent": view.books.lent_to_others(group),
+        "pending": pending,
+    }
+
+
+def _condition(resource: Model, kind: str, holds: bool, reason: str, message: str) -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
+        reason=reason,
+        message=message,
+        observed_generation=resource.metadata.generation,
+    )
+
+
+def _write(
+    kind: str, resource: Model, fields: Mapping[str, Any], news: Sequence[Condition], now: datetime
+) -> StatusWrite | None:
+    """Return the write that brings the status up to date, or None if it says this already."""
+    before = resource.status
+    after_conditions = before.conditions
+    events: list[tuple[str, str, bool]] = []
+    for new in news:
+        old = before.condition(new.type)
+        if old is None or (old.status, old.reason) != (new.status, new.reason):
+            good = (new.status is ConditionStatus.TRUE) == (new.type == conditions.READY)
+            if old is not None or not good:
+                events.append((new.reason, new.message, not good))
+            elif new.type == conditions.READY:
+                events.append((new.reason, new.message, False))
+        after_conditions = with_condition(after_conditions, new, now)
+    after = before.model_copy(
+        update={**fields, "conditions": after_conditions, "observed_generation": resource.metadata.generation}
+    )
+    if after == before:
+        return None
+    return StatusWrite(
+        kind,
+        resource.name,
+        resource.namespace or None,
+        after.model_dump(mode="json", by_alias=True, exclude_none=True),
+        resource.metadata.resource_version,
+        tuple(events),
+    )

@@ -1,0 +1,249 @@
+"""One settings model for every process: a flag wins over the environment, the environment over the file, and the file
+over the default.
+
+    flag --temporal-address  >  GPUBANK_TEMPORAL__ADDRESS  >  temporal: {address: ...} in the file  >  default
+
+The file is `$GPUBANK_CONFIG`, else `./gpubank.yaml`, else `~/.config/gpubank/config.yaml`.
+"""
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from gpubank.domain.errors import PolicyError
+
+CONFIG_VARIABLE = "GPUBANK_CONFIG"
+"""Environment variable that names the file."""
+
+
+def state_home() -> Path:
+    """Folder for what the embedded mode keeps, by the XDG rules."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "gpubank"
+
+
+class Mode(StrEnum):
+    """How the bank runs."""
+
+    EMBEDDED = "embedded"
+    """Everything in one process, on a simulated cluster and SQLite."""
+
+    CLUSTER = "cluster"
+    """Worker and controller as processes of their own, on a kubeconfig, a Temporal address and PostgreSQL."""
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ClusterSettings(_Section):
+    """The Kubernetes cluster."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = "local"
+    """Name in workflow ids, task queues and the ledger; never change it while loans are open."""
+
+    kubeconfig: Path | None = None
+    """Kubeconfig file; unset means $KUBECONFIG, then ~/.kube/config, then the pod's own service account."""
+
+    context: str | None = None
+    """Context of the kubeconfig; unset means its current one."""
+
+
+class TemporalSettings(_Section):
+    """The Temporal server."""
+
+    address: str = "127.0.0.1:7233"
+    """host:port of the frontend."""
+
+    namespace: str = "default"
+    """Temporal namespace of the bank's workflows."""
+
+    ui_url: str = ""
+    """Where people open Temporal's UI; shown in output, never called."""
+
+    api_key: SecretStr | None = None
+    """API key, for servers that ask for one."""
+
+    tls: bool = False
+    """Use TLS; implied by client_cert and api_key."""
+
+    server_ca: Path | None = None
+    """PEM file of the authorities to trust instead of the system's."""
+
+    client_cert: Path | None = None
+    """PEM file of the client certificate (mTLS)."""
+
+    client_key: Path | None = None
+    """PEM file of the client certificate's key."""
+
+
+class LedgerSettings(_Section):
+    """The ledger's database."""
+
+    url: SecretStr | None = None
+    """SQLAlchemy URL; unset means SQLite in the state folder, which only the embedded mode may use."""
+
+
+class CheckpointSettings(_Section):
+    """Where the bank may call to ask for checkpoints, and what it believes."""
+
+    allowed_networks: tuple[str, ...] = ()
+    """CIDRs beside the target pod's own address; empty allows nothing else. The embedded mode adds loopback."""
+
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """Longest time for one HTTP call to a hook."""
+
+    hash_files: bool = True
+    """Whether every file's SHA-256 is checked, not only its size."""
+
+
+class ControllerSettings(_Section):
+    """The controller's loop."""
+
+    resync_seconds: Annotated[float, Field(gt=0, le=600)] = 15.0
+    """Longest time between two looks at a pool in which nothing seems to change."""
+
+
+class Settings(BaseSettings):
+    """Everything that a process of the bank can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="GPUBANK_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        nested_model_default_partial_update=True,
+    )
+
+    mode: Mode = Mode.EMBEDDED
+    """embedded, or cluster."""
+
+    state_dir: Path = Field(default_factory=state_home)
+    """Folder for the embedded mode's database, socket and logs."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    temporal: TemporalSettings = TemporalSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    controller: ControllerSettings = ControllerSettings()
+    log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+
+    log_format: LogFormat = LogFormat.TEXT
+    """text for people, json for machines."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the file."""
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=_read_file(config_file()))
+
+    @classmethod
+    def load(cls, flags: Mapping[str, Any] | None = None) -> Self:
+        """Read settings; `flags` are dotted names (`temporal.address`), of which None is "not given".
+
+        Raises `PolicyError` that names the setting, what stands there and what is asked.
+        """
+        nested: dict[str, Any] = {}
+        for name, value in (flags or {}).items():
+            if value is None:
+                continue
+            *path, leaf = name.split(".")
+            section = nested
+            for part in path:
+                section = section.setdefault(part, {})
+            section[leaf] = value
+        try:
+            return cls(**nested)
+        except ValidationError as error:
+            raise PolicyError("; ".join(_sentence(dict(item)) for item in error.errors())) from error
+
+    @property
+    def socket(self) -> Path:
+        """Unix socket on which the embedded mode answers the CLI."""
+        return self.state_dir / "gpubank.sock"
+
+    @property
+    def database_url(self) -> str:
+        """URL of the ledger, with its password."""
+        if self.ledger.url is not None:
+            return self.ledger.url.get_secret_value()
+        if self.mode is Mode.CLUSTER:
+            raise PolicyError(
+                "ledger.url is not set: cluster mode needs a PostgreSQL; set GPUBANK_LEDGER__URL to"
+                " postgresql+psycopg://user:password@host/database"
+            )
+        return f"sqlite+aiosqlite:///{self.state_dir / 'ledger.db'}"
+
+    def public(self) -> dict[str, Any]:
+        """The effective settings as plain data, without any secret."""
+        data = self.model_dump(mode="json")
+        if self.ledger.url is not None:
+            data["ledger"]["url"] = _without_password(self.ledger.url.get_secret_value())
+        return data
+
+
+def config_file() -> Path | None:
+    """The file that settings are read from, or None where there is none."""
+    if named := os.environ.get(CONFIG_VARIABLE):
+        return Path(named)
+    home = os.environ.get("XDG_CONFIG_HOME")
+    places = (Path("gpubank.yaml"), (Path(home) if home else Path.home() / ".config") / "gpubank" / "config.yaml")
+    return next((place for place in places if place.is_file()), None)
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise PolicyError(
+            f"settings file {str(path)!r} cannot be read: {error.strerror}; mend it or unset it"
+        ) from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where else ""
+        raise PolicyError(f"settings file {str(path)!r} is not YAML{line}; mend it") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise PolicyError(f"settings file {str(path)!r} is a {type(data).__name__}; write `name: value` lines")
+    return data
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    """One refused setting, for a person."""
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"setting {name!r} is unknown; `gpubank config show` lists what there is"
+    return f"setting {name!r} is {error['input']!r}: {error['msg'].lower()}; mend the flag, GPUBANK_ variable or file"
+
+
+def _without_password(url: str) -> str:
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "***"
