@@ -1,7 +1,7 @@
 """The bank's API objects as models, and the terms that follow from them now."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
@@ -10,10 +10,17 @@ from gpubank.domain.group import BusinessGroup
 from gpubank.domain.policy import GPUQuotaPolicy
 from gpubank.domain.pool import GPUPool
 from gpubank.domain.terms import PoolTerms
-from gpubank.ports import ObjectStore
 
 POOL, GROUP, POLICY = "GPUPool", "BusinessGroup", "GPUQuotaPolicy"
 Model = GPUPool | BusinessGroup | GPUQuotaPolicy
+
+
+class ObjectReader(Protocol):
+    """The part of `ObjectStore` that reading needs."""
+
+    async def list(self, kind: str) -> Sequence[dict[str, Any]]:
+        """Every object of a kind, in all namespaces."""
+        ...
 
 
 class Unreadable(NamedTuple):
@@ -37,7 +44,7 @@ class Objects(NamedTuple):
         return (*self.pools, *self.groups, *self.policies)
 
 
-async def read_objects(store: ObjectStore) -> Objects:
+async def read_objects(store: ObjectReader) -> Objects:
     """Read pools, groups and policies; `BackendError` where the store does not answer."""
     unreadable: list[Unreadable] = []
     pools = _parsed(GPUPool, await store.list(POOL), unreadable)
@@ -61,7 +68,7 @@ def _parsed(model: type[Any], bodies: Sequence[Mapping[str, Any]], unreadable: l
 class Agreements:
     """`TermsSource` on an object store: read anew for every question, for a recall must not rest on old terms."""
 
-    def __init__(self, cluster: str, store: ObjectStore) -> None:
+    def __init__(self, cluster: str, store: ObjectReader) -> None:
         self._cluster, self._store = cluster, store
 
     async def terms(self, pool: str) -> PoolTerms | None:

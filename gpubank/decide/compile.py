@@ -1,10 +1,21 @@
 """The quotas are a function of the books: nothing else is remembered, and drift is repaired by recomputing."""
 
+from gpubank.domain.base import GpuCount, Message
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
+from gpubank.domain.facts import PoolFacts
 
 Queue = tuple[str, Side]
 """A queue: its group, and which of the two it is."""
+
+
+class QuotaWrite(Message):
+    """One queue's quota, to be written with the ledger revision that it was compiled from."""
+
+    group: str
+    kind: Side
+    nominal: GpuCount
+    revision: int
 
 
 def nominals(books: Books) -> dict[Queue, int]:
@@ -21,3 +32,45 @@ def nominals(books: Books) -> dict[Queue, int]:
         quotas[group, Side.OWN] = books.own_nominal(group)
         quotas[group, Side.BORROW] = books.granted(group)
     return quotas
+
+
+def revisions(books: Books) -> dict[Queue, int]:
+    """Return, per queue, the latest revision of a row that its quota depends on; 0 where none does."""
+    latest: dict[Queue, int] = {}
+
+    def note(group: str, kind: Side, revision: int) -> None:
+        latest[group, kind] = max(latest.get((group, kind), 0), revision)
+
+    for guarantee in books.guarantees:
+        note(guarantee.group, Side.OWN, guarantee.revision)
+    for line in books.lines:
+        note(line.lender, Side.OWN, line.revision)
+        note(line.borrower, Side.BORROW, line.revision)
+    for demand in books.demands:
+        note(demand.lender, Side.OWN, demand.revision)
+    return latest
+
+
+def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:
+    """Return what must be written so that the scheduler's quotas and stamps are those of the books.
+
+    A queue is written when its quota differs, or when its stamp is older than a row that concerns it and whose fence
+    somebody waits for. Lowerings come first, so that a writer that stops at the first failure has lent nothing
+    twice; the rest is in the order of names. A queue with a higher stamp than the books is left alone (the books are
+    stale), and so is everything while the fail-safe holds. Queues that the books do not know get nothing.
+    """
+    if facts.fail_safe_epoch:
+        return ()
+    quotas, latest = nominals(books), revisions(books)
+    found: list[tuple[bool, str, Side, int]] = []
+    for queue in facts.queues:
+        if queue.fail_safe or queue.stamp > books.revision:
+            continue
+        key = queue.group, queue.kind
+        nominal = quotas.get(key, 0)
+        if nominal != queue.nominal or queue.stamp < latest.get(key, 0):
+            found.append((nominal > queue.nominal, *key, nominal))
+    return tuple(
+        QuotaWrite(group=group, kind=kind, nominal=nominal, revision=books.revision)
+        for _, group, kind, nominal in sorted(found)
+    )

@@ -7,6 +7,8 @@ lock, applies a transaction, and writes the rows that changed; the property test
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pydantic import AwareDatetime
+
 from gpubank.domain.base import GpuCount, Message
 from gpubank.domain.demand import LIVE, Demand, DemandState
 from gpubank.domain.errors import ConflictError, LedgerError
@@ -32,6 +34,12 @@ class Guarantee(Message):
     in_force: GpuCount
     releasing: GpuCount = 0
     """Part that is being given up: out of the queue, not yet free for others."""
+
+    recalled: bool = False
+    """Whether it was given back a recalled loan since it last lent: its slack must last before it is lent again."""
+
+    slack_since: AwareDatetime | None = None
+    """Since when there is slack, while `recalled`."""
 
     version: int = 1
     revision: int = 0
@@ -99,7 +107,12 @@ class Books(Message):
     @property
     def surplus(self) -> int:
         """GPUs that no group is guaranteed and that are not lent; negative while the pool is oversubscribed."""
-        return self.capacity - sum(g.in_force for g in self.guarantees) - self.lent(SURPLUS)
+        return self.capacity - self.promised
+
+    @property
+    def promised(self) -> int:
+        """GPUs that groups are guaranteed, and surplus that is lent."""
+        return sum(g.in_force for g in self.guarantees) + self.lent(SURPLUS)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -190,14 +203,24 @@ class _Writer:
 
     def _check(self, after: Books) -> None:
         """Refuse what would make any quota negative, or lend or promise what the pool does not have."""
-        for group in after.groups:
+        # A demand may keep idle quota for a group that has neither guarantee nor line.
+        lenders = {demand.lender for demand in after.demands} - {SURPLUS}
+        for group in sorted({*after.groups, *lenders}):
             if (nominal := after.own_nominal(group)) < 0:
                 raise LedgerError(
                     f"transaction {self._tx.key!r} would leave queue {group}.{after.pool}.own with {nominal} GPUs;"
                     " lend or pledge less"
                 )
-        raises = self._tx.guarantees or any(offer.lender == SURPLUS for offer in self._tx.offers) or self._tx.swaps
-        if raises and after.surplus < 0 and after.surplus < self._books.surplus:
+        for line in self._changed_lines.values():
+            before = self._books.line(line.line_id)
+            if before is None or before.replaces is None or line.state is not LineState.GRANTED:
+                continue
+            if after.line(before.replaces) is not None:
+                raise LedgerError(
+                    f"line {line.line_id!r} is granted beside {before.replaces!r}, which it replaces;"
+                    " return the old line in the same transaction"
+                )
+        if after.surplus < 0 and after.promised > self._books.promised:
             raise LedgerError(
                 f"transaction {self._tx.key!r} would promise {-after.surplus} GPUs more than pool"
                 f" {after.pool!r} has ({after.capacity}); lend or guarantee less"
@@ -237,7 +260,8 @@ class _Writer:
 
     def _put_demand(self, demand: Demand, **update: object) -> None:
         before = self._books.demand(demand.demand_id)
-        version = before.version + 1 if before is not None else demand.version
+        # A demand that ended and is opened again must not bear a version that somebody may still hold.
+        version = before.version + 1 if before is not None else self._revision
         row = demand.model_copy(update={**update, "version": version, "revision": self._revision})
         self._demands[row.demand_id] = row
         self._changed_demands[row.demand_id] = row
@@ -252,14 +276,15 @@ class _Writer:
             )
         if change.releasing > change.in_force:
             raise LedgerError(f"guarantee of {change.group!r}: releasing {change.releasing} of {change.in_force} GPUs")
-        row = Guarantee(
-            group=change.group,
-            in_force=change.in_force,
-            releasing=change.releasing,
-            version=before.version + 1,
-            revision=self._revision,
-        )
-        self._guarantees[change.group] = self._changed_guarantees[change.group] = row
+        update: dict[str, object] = {"in_force": change.in_force, "releasing": change.releasing}
+        if change.recalled is not None:
+            update |= {"recalled": change.recalled, "slack_since": change.slack_since if change.recalled else None}
+        self._put_guarantee(before, **update)
+
+    def _put_guarantee(self, guarantee: Guarantee, **update: object) -> None:
+        before = self._books.guarantee(guarantee.group)
+        row = guarantee.model_copy(update={**update, "version": before.version + 1, "revision": self._revision})
+        self._guarantees[row.group] = self._changed_guarantees[row.group] = row
 
     def _open_demand(self, opening: DemandOpening) -> None:
         before = self._demands.get(opening.demand_id)
@@ -278,6 +303,7 @@ class _Writer:
                 idle=opening.idle,
                 reason=opening.reason,
                 opened_at=self._tx.at,
+                moved_at=self._tx.at,
                 due_at=opening.due_at,
             )
         )
@@ -293,6 +319,10 @@ class _Writer:
         one, other = self._line(swap.line_id, swap.version), self._line(swap.other_id, swap.other_version)
         if one.gpus != other.gpus or not {one.state, other.state} <= {LineState.GRANTED}:
             raise LedgerError(f"lines {one.line_id!r} and {other.line_id!r} cannot swap lenders: size or state differ")
+        for line in (one, other):
+            # It would repay another lender than the one whose demand it is pledged to.
+            if line.demand is not None:
+                raise LedgerError(f"line {line.line_id!r} is pledged to {line.demand!r}: it cannot change its lender")
         self._put_line(one, lender=other.lender)
         self._put_line(other, lender=one.lender)
 
@@ -309,7 +339,8 @@ class _Writer:
         if line.state is not LineState.GRANTED or change.gpus > line.gpus:
             raise LedgerError(f"line {line.line_id!r} ({line.state}, {line.gpus} GPUs) cannot give {change.gpus}")
         if change.gpus == line.gpus:
-            self._put_line(line, workload=change.workload, term=change.term)
+            # Whoever pledged it meant another Workload's GPUs.
+            self._put_line(line, workload=change.workload, term=change.term, demand=None)
             return
         self._put_line(line, gpus=line.gpus - change.gpus)
         self._put_line(
@@ -326,6 +357,13 @@ class _Writer:
 
     def _offer(self, offer: Offer) -> None:
         at = self._tx.at
+        old = None if offer.replaces is None else self._lines.get(offer.replaces)
+        if offer.replaces is not None and (old is None or old.state is not LineState.GRANTED):
+            raise ConflictError(
+                f"line {offer.replaces!r} does not run any more: it cannot be novated; re-read the books"
+            )
+        if old is not None and (old.workload.uid, old.borrower) != (offer.workload.uid, offer.borrower):
+            raise LedgerError(f"line {offer.replaces!r} serves another Workload than the offer that replaces it")
         self._put_line(
             Line(
                 line_id=self._new_id(),
@@ -363,15 +401,18 @@ class _Writer:
         self._put_line(line, **update)
         if move.to_state is LineState.RETURNED and demand_id is not None:
             self._keep_for(demand_id, line)
+        if line.state is LineState.RECALLED and move.to_state is LineState.RETURNED:
+            self._rest(line.lender)
 
     def _check_novated(self, line: Line) -> None:
-        """A running line may end at once only when a line of the same size takes its place in this transaction."""
+        """A running line may end at once only when as many GPUs take its place here, for the same Workload."""
         successors = sum(
             other.gpus
             for other in self._changed_lines.values()
             if other.state is LineState.GRANTED
             and (before := self._books.line(other.line_id)) is not None
             and before.replaces == line.line_id
+            and (other.workload.uid, other.borrower) == (line.workload.uid, line.borrower)
         )
         if successors != line.gpus:
             raise LedgerError(
@@ -385,6 +426,12 @@ class _Writer:
         if demand is not None and demand.is_open and demand.lender == line.lender:
             self._put_demand(demand, idle=demand.idle + line.gpus)
 
+    def _rest(self, lender: str) -> None:
+        """Who got a recalled loan back does not lend again at once."""
+        guarantee = self._guarantees.get(lender)
+        if guarantee is not None:
+            self._put_guarantee(guarantee, recalled=True, slack_since=None)
+
     def _change_demand(self, change: DemandChange) -> None:
         before = self._books.demand(change.demand_id)
         demand = self._demand(change.demand_id)
@@ -394,6 +441,8 @@ class _Writer:
             )
         demand.check_move(change.state)
         update: dict[str, object] = {"state": change.state, "reason": change.reason or demand.reason}
+        if change.state is not demand.state:
+            update["moved_at"] = self._tx.at
         if change.gpus is not None:
             update["gpus"] = change.gpus
         if change.idle is not None:

@@ -90,11 +90,16 @@ class Demand(Message):
 
     state: DemandState = DemandState.OPEN
     version: int = 1
+    """Grows with every change of the row; begins at the revision of the books, so that none returns on reopening."""
+
     revision: int = 0
     reason: str = ""
     opened_at: AwareDatetime
     due_at: AwareDatetime
     """`opened_at` plus the pool's maxTimeToReturn."""
+
+    moved_at: AwareDatetime | None = None
+    """When it last changed its state."""
 
     ended_at: AwareDatetime | None = None
 

@@ -75,6 +75,9 @@ class PodFacts(Message):
     index: int = 0
     """Completion index, where there is one."""
 
+    ip: str = ""
+    """Address; empty until it has one."""
+
     annotations: dict[str, str] = Field(default_factory=dict)
     """Only the checkpoint contract's."""
 

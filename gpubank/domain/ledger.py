@@ -8,18 +8,38 @@ from typing import Any, Final
 
 from pydantic import AwareDatetime, Field
 
-from gpubank.domain.base import Message
+from gpubank.domain.base import Message, PositiveGpuCount
 from gpubank.domain.loan import WorkloadKey
 
 GENESIS: Final = "0" * 64
 """What the first link of the hash chain points to."""
 
 
+class Span(Message):
+    """A stretch of a line's life in which lender, borrower, size and Workload stay the same; what is billed.
+
+    A line's spans are numbered from 1, leave no gap and never overlap; the first begins when the line is granted,
+    the last ends when it is returned.
+    """
+
+    cluster: str
+    pool: str
+    line_id: str
+    ordinal: int
+    lender: str
+    borrower: str
+    gpus: PositiveGpuCount
+    workload: WorkloadKey
+    term: int
+    started_at: AwareDatetime
+    ended_at: AwareDatetime | None = None
+
+
 class Posting(Message):
     """Half of an entry: GPU-milliseconds that an account owes (positive) or is owed (negative)."""
 
     entry: str
-    """`<line id>/<UTC hour>`; the two halves of an entry share it, a reversal appends `/reversal`."""
+    """`<line id>/<span>/<UTC hour>`; the two halves of an entry share it, a reversal appends `/reversal`."""
 
     account: str
     """A business group, or the pool's surplus."""
@@ -80,6 +100,23 @@ class WorkloadUse(Message):
     gone_at: AwareDatetime | None = None
 
 
+class OrgUnit(Message):
+    """Where a business group stood in the organisation, and since when the bank knows it.
+
+    Rows are only added: a later row overrides an earlier one where their validity overlaps, so that both "who paid
+    then" and "what did we believe then" have one answer.
+    """
+
+    business_group: str
+    cost_center: str
+    department: str
+    valid_from: AwareDatetime
+    valid_to: AwareDatetime | None = None
+    """First moment at which it is no longer so; None while it goes on."""
+
+    recorded_at: AwareDatetime
+
+
 class FindingKind(StrEnum):
     """What a check of the ledger can find."""
 
@@ -88,6 +125,8 @@ class FindingKind(StrEnum):
     MISSING_POSTING = "MissingPosting"
     WRONG_AMOUNT = "WrongAmount"
     ORPHAN_POSTING = "OrphanPosting"
+    ALTERED_ROW = "AlteredRow"
+    """A row is not what the audit chain says was written."""
 
 
 class Finding(Message):

@@ -153,21 +153,49 @@ class LoanState(Message):
 
     phase: LoanPhase = LoanPhase.ACTIVE
     term: int = 1
+    gpus: GpuCount = 0
+    """GPUs of the term, or of the last one while it is parked."""
+
+    lenders: tuple[str, ...] = ()
     recalls: int = 0
     """Ordinal of the last recall; the epoch of checkpoint requests."""
 
-    reclaims: tuple[str, ...] = ()
-    """Reclaims that want an answer."""
+    orders: tuple["RecallOrder", ...] = ()
+    """Recalls that want an answer, the first one first; one per demand."""
 
-    order: "RecallOrder | None" = None
+    deadline: AwareDatetime | None = None
+    """End of the notice of the recall that runs, as extended."""
+
     checkpoint: "CheckpointSummary | None" = None
+    """Last checkpoint of this Workload that the bank has verified."""
+
     last_step: int = 0
     """Highest step that a verified checkpoint has proved."""
 
     stop_ordered: bool = False
-    lenders: tuple[str, ...] = ()
+    """A Reclaim has said that its demand can be met."""
+
+    finished: bool = False
+    """The Workload finished or is gone."""
+
+    offered: bool = False
+    """GPUs for its return lie ready, and it has not been resumed yet."""
+
+    note: str = ""
+    """What happened last, for people."""
+
     history: tuple["TermRecord", ...] = ()
     """Every term so far, oldest first."""
+
+    @property
+    def reclaims(self) -> tuple[str, ...]:
+        """Reclaims that want an answer, each once."""
+        return tuple(dict.fromkeys(order.reclaim for order in self.orders if order.reclaim))
+
+    @property
+    def order(self) -> "RecallOrder | None":
+        """The recall that came first and gave the notice."""
+        return self.orders[0] if self.orders else None
 
 
 class CheckpointSummary(Message):
@@ -191,13 +219,41 @@ class TermRecord(Message):
     checkpoint: CheckpointSummary | None = None
 
 
+class Granted(Message):
+    """Controller to Loan: its lines are granted and it is admitted."""
+
+    term: int
+    gpus: GpuCount
+    lenders: tuple[str, ...] = ()
+    at: AwareDatetime
+    """When it was admitted."""
+
+
+class Offered(Message):
+    """Controller to Loan: GPUs for the whole parked Workload lie ready; resume it."""
+
+    term: int
+    """Term that it would run in."""
+
+    gpus: GpuCount = 0
+
+
+class Ended(Message):
+    """Controller to Loan: its Workload finished or is gone."""
+
+    at: AwareDatetime
+    reason: str = ""
+
+
 class RecallOrder(Message):
     """Reclaim to Loan: give these GPUs back."""
 
     reclaim: str
-    """Workflow id that wants an answer."""
+    """Workflow id that wants an answer; empty where a person asked for the return."""
 
     demand: str
+    """Demand that it is for; what a person asked for has an id of its own."""
+
     lender: str
     kind: str
     """`DemandKind` of the demand."""
@@ -213,7 +269,12 @@ class RecallOrder(Message):
     deadline: AwareDatetime
     """End of the notice; the borrower's gracePeriod, within the pool's limits."""
 
+    latest_deadline: AwareDatetime | None = None
+    """Latest end of the notice that a person may set (the pool's maxGracePeriod); None allows no extension."""
+
     max_checkpoint_age: Duration = timedelta(seconds=60)
+    overdue: bool = False
+    """The demand's maxTimeToReturn has passed and the pool evicts: the notice ends now, checkpoint or not."""
 
 
 class StopOrder(Message):
@@ -257,6 +318,10 @@ class Extension(Message):
 
     by: Duration
     identity: str = ""
+    verified: bool = False
+    """Whether the identity was confirmed by the API server."""
+
+    reason: str = ""
 
 
 class Decision(Message):
@@ -267,6 +332,8 @@ class Decision(Message):
     """Whether the identity was confirmed by the API server."""
 
     reason: str = ""
+    demand: str = ""
+    """Demand that it is about; empty means every one that waits for approval."""
 
 
 class ReclaimInput(Message):
@@ -275,8 +342,48 @@ class ReclaimInput(Message):
     cluster: str
     pool: str
     lender: str
-    demands: tuple[str, ...] = ()
+    demands: tuple["DemandProgress", ...] = ()
     """Demands handed over when it continues as new."""
+
+
+class VictimProgress(Message):
+    """One victim, as a Reclaim sees it."""
+
+    workload: WorkloadKey
+    borrower: str
+    gpus: GpuCount
+    answer: "LoanOutcome | None" = None
+    reason: str = ""
+
+
+class DemandProgress(Message):
+    """How far a Reclaim has got with one demand; a part of the answer of its query."""
+
+    demand: str
+    phase: ReclaimPhase = ReclaimPhase.PLANNING
+    gpus: GpuCount = 0
+    reason: str = ""
+    """Why the GPUs are wanted, or why they could not be had."""
+
+    due_at: AwareDatetime | None = None
+    approved_by: str | None = None
+    spared: tuple[str, ...] = ()
+    """uids of Workloads that could not be saved and run on."""
+
+    overdue: bool = False
+    """maxTimeToReturn has passed."""
+
+    victims: tuple[VictimProgress, ...] = ()
+
+
+class ReclaimState(Message):
+    """Answer of a Reclaim's query."""
+
+    phase: ReclaimPhase = ReclaimPhase.PLANNING
+    """The phase of the demand that has got least far."""
+
+    demands: tuple[DemandProgress, ...] = ()
+    """Demands that this run works on or has ended, oldest first."""
 
 
 class Needs(Message):

@@ -81,6 +81,12 @@ class GuaranteeChange(Message):
     releasing: GpuCount = 0
     """Part that is being given up: no longer in the queue, not yet free for others."""
 
+    recalled: bool | None = None
+    """Whether its slack has to last before it is lent; kept, together with `slack_since`, where None."""
+
+    slack_since: AwareDatetime | None = None
+    """Since when there is slack."""
+
 
 class DemandOpening(Message):
     """Open a demand, or reopen an ended one."""

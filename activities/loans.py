@@ -1,0 +1,317 @@
+"""What a Loan does to its lines and its Workload, from the recall on.
+
+    recall_lines   GRANTED ─▶ RECALLED     release_lines   RECALLED ─▶ GRANTED
+    stop           active=false            await_gone      RECALLED ─▶ RETURNED, once pods and quota are gone
+    resume         active=true
+
+A late attempt can stop nobody: it stops only what bears recalled lines of its own term, against the version of the
+Workload that it read first, and every attempt ends by itself before the server starts another.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Final
+
+from temporalio import activity
+
+from activities.failures import not_yet, settled
+from activities.interfaces import LoanCalls
+from activities.pools import Pools, in_state
+from gpubank.domain.books import Books
+from gpubank.domain.contract import ReclaimClass, Side
+from gpubank.domain.demand import DemandKind
+from gpubank.domain.facts import Mark, PoolFacts, WorkloadFacts
+from gpubank.domain.loan import Line, LineState
+from gpubank.domain.policy import OnCheckpointFailure
+from gpubank.domain.recall import RecallOrder
+from gpubank.domain.steps import GoneResult, LoanSight, LoanStep, RecalledLines, ReleaseStep, StopResult
+from gpubank.domain.transaction import Move, Transaction
+
+ATTEMPT_SECONDS: Final = 20
+"""Longest attempt of a step that cannot be taken back; the server waits 30 s before it starts another."""
+
+END_POLL: Final = timedelta(seconds=30)
+"""How often a parked Workload is looked after; the controller tells of the end of every other."""
+
+RECALLED_ACTION: Final = "recall"
+"""Action of the audit event of a recall; its count is the ordinal of the last one."""
+
+_OUR_EVICTION: Final = ("", "Deactivated")
+
+
+class LoanActivities(LoanCalls):
+    """Implements `LoanCalls` on a pool's books and its scheduler."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+
+    @activity.defn(name="loan.look")
+    async def look(self, step: LoanStep) -> LoanSight:
+        """Return what stands in the books and at the scheduler."""
+        facts, books = await self._read(step)
+        workload = facts.workload(step.workload.uid)
+        lines = books.lines_of(step.workload.uid)
+        held = in_state(lines, LineState.GRANTED, LineState.RECALLED)
+        events = await self._pools.ledger.audit(subject=step.loan)
+        return LoanSight(
+            found=workload is not None,
+            finished=_over(workload),
+            pods_gone=workload is None or workload.gone,
+            stopped=workload is not None and workload.parked and _is_ours(workload, step),
+            placed=workload is not None and workload.placed,
+            gpus=sum(line.gpus for line in held) or (workload.gpus if workload is not None else 0),
+            term=_term(workload, held, step.term),
+            admitted_at=workload.admitted_at if workload is not None else None,
+            lenders=_lenders(held),
+            granted_lines=_ids(in_state(held, LineState.GRANTED)),
+            recalled_lines=_ids(in_state(held, LineState.RECALLED)),
+            recalls=sum(event.action == RECALLED_ACTION for event in events),
+            live_demands=tuple(demand.demand_id for demand in books.demands),
+        )
+
+    @activity.defn(name="loan.recall_lines")
+    async def recall_lines(self, step: LoanStep) -> RecalledLines:
+        """Move the Workload's granted lines to RECALLED and lower the borrower's queue; waits while frozen."""
+
+        async def attempt() -> RecalledLines:
+            facts, books = await self._read(step)
+            await self._pools.check_in_force(facts)
+            workload = facts.workload(step.workload.uid)
+            if not _over(workload):
+                books = await self._recall(step, books)
+            lines = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
+            if lines:
+                await self._pools.write_quotas(step.pool)
+                await self._pools.ledger.note(
+                    key=step.key(f"{RECALLED_ACTION}-{step.recall}"),
+                    at=self._pools.now(),
+                    actor=step.loan,
+                    subject=step.loan,
+                    action=RECALLED_ACTION,
+                    detail={"reason": step.reason, "lines": ", ".join(_ids(lines)), "term": step.term},
+                )
+            return RecalledLines(
+                lines=_ids(lines),
+                gpus=sum(line.gpus for line in lines),
+                lenders=_lenders(lines),
+                term=_term(workload, lines, step.term),
+                finished=_over(workload),
+            )
+
+        return await settled(attempt)
+
+    @activity.defn(name="loan.release_lines")
+    async def release_lines(self, release: ReleaseStep) -> bool:
+        """Move the Workload's recalled lines back to GRANTED and raise the borrower's queue."""
+        step = release.step
+
+        async def attempt() -> bool:
+            facts, books = await self._read(step)
+            workload = facts.workload(step.workload.uid)
+            if workload is not None and workload.parked and _is_ours(workload, step):
+                return False
+            moves = tuple(
+                Move(
+                    line_id=line.line_id,
+                    version=line.version,
+                    from_state=LineState.RECALLED,
+                    to_state=LineState.GRANTED,
+                    release=release.drop_pledges,
+                    reason=step.reason,
+                )
+                for line in in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
+            )
+            await self._commit(step, f"release-{step.recall}", books, moves, f"keeps its GPUs: {step.reason}")
+            await self._pools.write_quotas(step.pool)
+            return True
+
+        return await settled(attempt)
+
+    @activity.defn(name="loan.stop")
+    async def stop(self, step: LoanStep) -> StopResult:
+        """Deactivate the Workload in one write, if its lines are still recalled; waits while frozen."""
+
+        async def attempt() -> StopResult:
+            # The facts come first: the write below is refused if the Workload moved on since.
+            facts, books = await self._read(step)
+            workload = facts.workload(step.workload.uid)
+            if workload is None or workload.finished:
+                return StopResult.GONE
+            mark = Mark(loan=step.loan, term=step.term, step="stop")
+            if workload.mark == mark and not workload.active:
+                return StopResult.STOPPED
+            lines = books.lines_of(step.workload.uid)
+            recalled = in_state(lines, LineState.RECALLED)
+            if not recalled or any(line.term != step.term for line in recalled) or workload.next_term > step.term:
+                return StopResult.REFUSED
+            if in_state(lines, LineState.GRANTED):  # came after the recall, as by a line given over to this Workload
+                await self._recall(step, books)
+            await self._pools.check_in_force(facts)
+            await self._pools.quota.stop(step.pool, step.workload, mark, seen=workload.version)
+            return StopResult.STOPPED
+
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            return await settled(attempt)
+
+    @activity.defn(name="loan.await_gone")
+    async def await_gone(self, step: LoanStep) -> GoneResult:
+        """Look once; return the recalled lines when neither pods nor quota are held, else "not yet"."""
+
+        async def attempt() -> GoneResult:
+            facts, books = await self._read(step)
+            workload = facts.workload(step.workload.uid)
+            if workload is not None and not workload.gone:
+                held = "quota" if workload.reserved else f"{len(workload.pod_facts)} pods"
+                raise not_yet(f"workload {workload.key.name!r} still holds {held}")
+            lines = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
+            if lines:
+                await self._check_queue_empty(step, facts, books, lines)
+            moves = tuple(
+                Move(
+                    line_id=line.line_id,
+                    version=line.version,
+                    from_state=LineState.RECALLED,
+                    to_state=LineState.RETURNED,
+                    reason=step.reason,
+                )
+                for line in lines
+            )
+            at = self._pools.now()
+            await self._commit(step, f"return-{step.recall}", books, moves, f"is back with its lenders: {step.reason}")
+            await self._pools.write_quotas(step.pool)
+            return GoneResult(at=at, lines=_ids(lines), finished=_over(workload))
+
+        return await settled(attempt)
+
+    @activity.defn(name="loan.resume")
+    async def resume(self, step: LoanStep) -> bool:
+        """Reactivate the parked Workload for `step.term`; False if there is nothing to resume. Waits while frozen."""
+
+        async def attempt() -> bool:
+            facts, books = await self._read(step)
+            workload = facts.workload(step.workload.uid)
+            if workload is None or workload.finished:
+                return False
+            mark = Mark(loan=step.loan, term=step.term, step="resume")
+            if workload.active:
+                return workload.mark == mark
+            offered = in_state(books.lines_of(step.workload.uid), LineState.OFFERED, LineState.GRANTED)
+            ours = workload.parked and workload.next_term == step.term and workload.evicted in _OUR_EVICTION
+            if not ours or sum(line.gpus for line in offered) < workload.gpus:
+                return False
+            await self._pools.check_in_force(facts)
+            await self._pools.quota.resume(step.pool, step.workload, mark, seen=workload.version)
+            return True
+
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            return await settled(attempt)
+
+    @activity.defn(name="loan.await_end")
+    async def await_end(self, step: LoanStep) -> bool:
+        """Look once, patiently, whether the Workload finished or is gone; else "not yet"."""
+        facts = await self._pools.quota.observe(step.pool)
+        if not _over(facts.workload(step.workload.uid)):
+            raise not_yet("it has not ended", again=END_POLL)
+        return True
+
+    @activity.defn(name="loan.return_order")
+    async def return_order(self, step: LoanStep) -> RecallOrder | None:
+        """Make the recall that a person asked for, by the borrower's policy; None if there is nothing to return."""
+        facts, books = await self._read(step)
+        workload = facts.workload(step.workload.uid)
+        lines = in_state(books.lines_of(step.workload.uid), LineState.GRANTED)
+        if workload is None or workload.finished or not lines:
+            return None
+        terms = await self._pools.terms(step.pool)
+        group = terms.group(step.borrower)
+        now = self._pools.now()
+        grace = min(group.grace_period, terms.max_grace_period) if group is not None else terms.max_grace_period
+        return RecallOrder(
+            reclaim="",
+            demand=step.key(f"return-{step.recall}"),
+            lender=lines[0].lender,
+            kind=DemandKind.RETURN,
+            reason=step.reason,
+            line_ids=_ids(lines),
+            needs_checkpoint=workload.contract.reclaim_class is ReclaimClass.CHECKPOINTABLE,
+            on_checkpoint_failure=group.on_checkpoint_failure if group is not None else OnCheckpointFailure.PROTECT,
+            deadline=now + grace,
+            latest_deadline=now + max(grace, terms.max_grace_period),
+            max_checkpoint_age=terms.max_checkpoint_age,
+        )
+
+    async def _read(self, step: LoanStep) -> tuple[PoolFacts, Books]:
+        return await self._pools.quota.observe(step.pool), await self._pools.books(step.pool)
+
+    async def _recall(self, step: LoanStep, books: Books) -> Books:
+        moves = tuple(
+            Move(
+                line_id=line.line_id,
+                version=line.version,
+                from_state=LineState.GRANTED,
+                to_state=LineState.RECALLED,
+                reason=step.reason,
+            )
+            for line in in_state(books.lines_of(step.workload.uid), LineState.GRANTED)
+        )
+        return await self._commit(step, f"recall-{step.recall}", books, moves, f"is recalled: {step.reason}")
+
+    async def _commit(self, step: LoanStep, name: str, books: Books, moves: tuple[Move, ...], note: str) -> Books:
+        """Move lines as they were read; the revision in the key keeps a later move of the same name apart."""
+        if not moves:
+            return books
+        return await self._pools.commit(
+            Transaction(
+                key=f"{step.key(name)}@{books.revision}",
+                cluster=step.cluster,
+                pool=step.pool,
+                at=self._pools.now(),
+                actor=step.loan,
+                note=f"{step.workload.job or step.workload.name} {note}",
+                moves=moves,
+            )
+        )
+
+    async def _check_queue_empty(self, step: LoanStep, facts: PoolFacts, books: Books, lines: Iterable[Line]) -> None:
+        """Hold until no admission cycle can know the old quota, and nobody has taken what this Workload leaves."""
+        queue = facts.queue(step.borrower, Side.BORROW)
+        if queue is None:
+            return
+        revision = max(line.revision for line in lines)
+        if queue.fenced < revision:
+            if queue.stamp < revision:
+                await self._pools.write_quotas(step.pool)
+            raise not_yet(f"queue {queue.name!r} is fenced at revision {queue.fenced}, not yet at {revision}")
+        # Other recalled Workloads of the group may still run on quota that its queue no longer shows.
+        still_running = sum(
+            line.gpus
+            for line in in_state(books.lines, LineState.RECALLED)
+            if line.borrower == step.borrower and line.workload.uid != step.workload.uid
+        )
+        if queue.reserved > queue.nominal + still_running:
+            raise not_yet(f"queue {queue.name!r} has {queue.reserved} GPUs reserved over {queue.nominal} of quota")
+
+
+def _over(workload: WorkloadFacts | None) -> bool:
+    return workload is None or workload.finished
+
+
+def _is_ours(workload: WorkloadFacts, step: LoanStep) -> bool:
+    return workload.mark is not None and workload.mark.loan == step.loan
+
+
+def _term(workload: WorkloadFacts | None, lines: Iterable[Line], fallback: int) -> int:
+    """Term of the lines; without any, the one that the Workload is in or was stopped in."""
+    terms = [line.term for line in lines]
+    if terms:
+        return max(terms)
+    return workload.mark.term if workload is not None and workload.mark is not None else fallback
+
+
+def _ids(lines: Iterable[Line]) -> tuple[str, ...]:
+    return tuple(line.line_id for line in lines)
+
+
+def _lenders(lines: Iterable[Line]) -> tuple[str, ...]:
+    return tuple(sorted({line.lender for line in lines}))

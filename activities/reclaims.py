@@ -1,0 +1,223 @@
+"""What a Reclaim does for one demand: plan and pledge, give the whole set back at once, see the owner placed."""
+
+from temporalio import activity
+
+from activities.failures import not_yet, settled
+from activities.interfaces import ReclaimCalls
+from activities.pools import Pools, in_state
+from gpubank.decide.recall import RecallPlan, Victim, plan_recall
+from gpubank.domain.books import Books
+from gpubank.domain.contract import Side
+from gpubank.domain.demand import Demand, DemandKind, DemandState
+from gpubank.domain.facts import PoolFacts, QueueFacts
+from gpubank.domain.loan import Line, LineState
+from gpubank.domain.steps import (
+    DemandStep,
+    DemandView,
+    EndDemand,
+    PlacedOutcome,
+    PlacedResult,
+    PlannedRecall,
+    PlannedVictim,
+    PlanStep,
+    RaiseOutcome,
+    RaiseResult,
+)
+from gpubank.domain.transaction import DemandChange, Transaction
+
+
+class ReclaimActivities(ReclaimCalls):
+    """Implements `ReclaimCalls` on a pool's books and its scheduler."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+
+    @activity.defn(name="reclaim.view")
+    async def view(self, step: DemandStep) -> DemandView:
+        """Return the demand as it stands."""
+        demand = (await self._pools.books(step.pool)).demand(step.demand)
+        if demand is None:
+            return DemandView()
+        terms = await self._pools.terms(step.pool)
+        return DemandView(
+            state=demand.state,
+            kind=demand.kind,
+            gpus=demand.gpus,
+            workload=demand.workload,
+            reason=demand.reason,
+            opened_at=demand.opened_at,
+            due_at=demand.due_at,
+            on_overdue=terms.on_overdue,
+        )
+
+    @activity.defn(name="reclaim.plan")
+    async def plan(self, plan: PlanStep) -> PlannedRecall:
+        """Plan what is given up, pledge it in one transaction and write the quotas; waits while frozen."""
+        step = plan.step
+
+        async def attempt() -> PlannedRecall:
+            facts, books = await self._read(step)
+            await self._pools.check_in_force(facts)
+            demand = books.demand(step.demand)
+            if demand is None or demand.state not in (DemandState.OPEN, DemandState.RAISED):
+                return PlannedRecall(live=False)
+            if demand.state is DemandState.RAISED:
+                return PlannedRecall(raised=True, complete=True)
+            found = await self._decide(step, facts, books, frozenset(plan.spared))
+            if found.transaction is not None and _helps(found, demand):
+                await self._pools.commit(found.transaction)
+                await self._pools.write_quotas(step.pool)
+            terms = await self._pools.terms(step.pool)
+            return PlannedRecall(
+                complete=found.complete,
+                need=found.need,
+                covered=found.covered,
+                victims=tuple(_victim(victim) for victim in found.victims),
+                approval_required=found.approval_required,
+                reason=found.reason,
+                max_grace=terms.max_grace_period,
+                max_checkpoint_age=terms.max_checkpoint_age,
+            )
+
+        return await settled(attempt)
+
+    @activity.defn(name="reclaim.raise_queue")
+    async def raise_queue(self, step: DemandStep) -> RaiseResult:
+        """Look once; give the lender the whole set when nothing pledged is outstanding, else "not yet"."""
+
+        async def attempt() -> RaiseResult:
+            facts, books = await self._read(step)
+            await self._pools.check_in_force(facts)
+            demand = books.demand(step.demand)
+            if demand is None or demand.state not in (DemandState.OPEN, DemandState.RAISED):
+                return RaiseResult(outcome=RaiseOutcome.ENDED)
+            if demand.state is DemandState.OPEN:
+                waiting = _outstanding(books, demand)
+                if waiting is None:
+                    return RaiseResult(outcome=RaiseOutcome.REPLAN, reason="a pledged line was not given up after all")
+                if waiting:
+                    await self._pools.write_quotas(step.pool)
+                    raise not_yet(f"{len(waiting)} pledged lines are on their way: {', '.join(waiting)}")
+                found = await self._decide(step, facts, books, frozenset())
+                if found.victims or not found.complete or (found.transaction and not found.transaction.is_empty):
+                    return RaiseResult(outcome=RaiseOutcome.REPLAN, reason=found.reason or "more is needed than came")
+                await self._change(step, books, demand, DemandState.RAISED, reason="its whole set is back")
+            await self._pools.write_quotas(step.pool)
+            if demand.workload is not None:
+                await self._pools.quota.nudge(step.pool, demand.workload)
+            return RaiseResult(outcome=RaiseOutcome.RAISED)
+
+        return await settled(attempt)
+
+    @activity.defn(name="reclaim.await_placed")
+    async def await_placed(self, step: DemandStep) -> PlacedResult:
+        """Look once; "not yet" until the owner's pods are on nodes, or somebody slipped in."""
+
+        async def attempt() -> PlacedResult:
+            facts, books = await self._read(step)
+            demand = books.demand(step.demand)
+            if demand is None or demand.state not in (DemandState.OPEN, DemandState.RAISED):
+                return PlacedResult(outcome=PlacedOutcome.ENDED, reason="the demand has ended")
+            if demand.state is DemandState.OPEN:
+                return PlacedResult(outcome=PlacedOutcome.SLIPPED, reason=demand.reason)
+            if demand.workload is None:
+                return PlacedResult(outcome=PlacedOutcome.PLACED)
+            workload = facts.workload(demand.workload.uid)
+            if workload is None:
+                return PlacedResult(outcome=PlacedOutcome.ENDED, reason="its Workload is gone")
+            if workload.placed or workload.finished:
+                return PlacedResult(outcome=PlacedOutcome.PLACED)
+            if workload.reserved:
+                raise not_yet(f"workload {workload.key.name!r} is admitted; its pods are not all on nodes")
+            queue = facts.queue(demand.lender, Side.OWN)
+            if queue is not None and queue.fenced >= demand.revision and _free(queue) < workload.gpus:
+                idle = min(max(_free(queue), 0), demand.gpus)
+                reason = "somebody else was admitted first"
+                await self._change(step, books, demand, DemandState.OPEN, idle=idle, reason=reason)
+                await self._pools.write_quotas(step.pool)
+                return PlacedResult(outcome=PlacedOutcome.SLIPPED, reason=reason)
+            await self._pools.write_quotas(step.pool)
+            await self._pools.quota.nudge(step.pool, demand.workload)
+            raise not_yet(f"workload {workload.key.name!r} waits for its admission")
+
+        return await settled(attempt)
+
+    @activity.defn(name="reclaim.end_demand")
+    async def end_demand(self, end: EndDemand) -> None:
+        """End the demand in the books and write the quotas that follow; an ended one stays as it ended."""
+        step = end.step
+
+        async def attempt() -> None:
+            books = await self._pools.books(step.pool)
+            demand = books.demand(step.demand)
+            if demand is not None and demand.state is not end.state:
+                await self._change(step, books, demand, end.state, reason=step.reason)
+            await self._pools.write_quotas(step.pool)
+
+        await settled(attempt)
+
+    async def _read(self, step: DemandStep) -> tuple[PoolFacts, Books]:
+        return await self._pools.quota.observe(step.pool), await self._pools.books(step.pool)
+
+    async def _decide(self, step: DemandStep, facts: PoolFacts, books: Books, spared: frozenset[str]) -> RecallPlan:
+        terms = await self._pools.terms(step.pool)
+        return plan_recall(facts, books, terms, step.demand, now=self._pools.now(), spared=spared)
+
+    async def _change(
+        self,
+        step: DemandStep,
+        books: Books,
+        demand: Demand,
+        state: DemandState,
+        *,
+        idle: int | None = None,
+        reason: str = "",
+    ) -> None:
+        change = DemandChange(demand_id=demand.demand_id, version=demand.version, state=state, idle=idle, reason=reason)
+        await self._pools.commit(
+            Transaction(
+                key=f"{step.reclaim}/{demand.demand_id}/{state}@{books.revision}",
+                cluster=step.cluster,
+                pool=step.pool,
+                at=self._pools.now(),
+                actor=step.reclaim,
+                note=f"demand {demand.demand_id} is {state}: {reason or demand.reason}",
+                demands=(change,),
+            )
+        )
+
+
+def _helps(plan: RecallPlan, demand: Demand) -> bool:
+    """Whether a plan is carried out: half a gang's GPUs help nobody, while every GPU over a limit counts."""
+    return plan.complete or demand.kind not in (DemandKind.WORKLOAD, DemandKind.PLACEMENT)
+
+
+def _outstanding(books: Books, demand: Demand) -> tuple[str, ...] | None:
+    """Pledged lines that are on their way back; None if one of them is not coming, so that a new plan is due."""
+    novated = {line.replaces for line in books.lines if line.state is LineState.OFFERED and line.replaces}
+    pledged = tuple(line for line in books.lines if line.demand == demand.demand_id)
+    if any(_stays(line, novated) for line in in_state(pledged, LineState.GRANTED)):
+        return None
+    return tuple(line.line_id for line in pledged)
+
+
+def _stays(line: Line, novated: set[str]) -> bool:
+    """Whether nobody is taking a granted line back: no offer stands to take its place."""
+    return line.line_id not in novated
+
+
+def _free(queue: QueueFacts) -> int:
+    return queue.nominal - queue.reserved
+
+
+def _victim(victim: Victim) -> PlannedVictim:
+    return PlannedVictim(
+        workload=victim.workload,
+        borrower=victim.borrower,
+        gpus=victim.gpus,
+        line_ids=victim.line_ids,
+        reclaim_class=victim.reclaim_class,
+        needs_checkpoint=victim.needs_checkpoint,
+        on_checkpoint_failure=victim.on_checkpoint_failure,
+        grace=victim.grace,
+    )

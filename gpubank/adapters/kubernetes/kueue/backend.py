@@ -1,0 +1,222 @@
+"""The quota port on Kueue.
+
+    observe ◀── facts ◀── caches ◀── watches        (no call to the API server, but one per fence)
+    lay_out · write_quota · stop · resume · nudge ──▶ API server ──▶ the answer goes into the caches at once
+
+How late `observe` may be: what the bank wrote it sees at once, what Kueue and others do as soon as the watch brings it
+(milliseconds; `STALE` seconds at worst, then it refuses to answer). Where lateness would be dangerous it is not relied
+on: before a stamp is first called fenced, the queue is read anew from the API server after the fence's wait, so that
+the reservations told with it include everything that the old quota admitted.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Self
+
+from gpubank.adapters.kubernetes.connection import Connection
+from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Object
+from gpubank.adapters.kubernetes.kueue import queues
+from gpubank.adapters.kubernetes.kueue.entries import WorkloadEntry
+from gpubank.adapters.kubernetes.kueue.facts import pool_facts
+from gpubank.adapters.kubernetes.kueue.layout import LayoutWriter
+from gpubank.adapters.kubernetes.kueue.nudge import nudge
+from gpubank.adapters.kubernetes.kueue.quota import Writer
+from gpubank.adapters.kubernetes.kueue.settings import check_settings
+from gpubank.adapters.kubernetes.kueue.view import View
+from gpubank.decide.fence import Fence
+from gpubank.domain.contract import Side, cohort_name, flavor_name, queue_parts
+from gpubank.domain.errors import BackendError
+from gpubank.domain.facts import Mark, PoolFacts
+from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
+from gpubank.domain.loan import WorkloadKey
+
+FOLD: Final = 0.03
+"""Seconds in which changes that follow each other are told as one."""
+
+_SINGLE_READS: Final = 16
+"""Queues whose fence is confirmed one by one; more of them, as after a start, are read in one list."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class KueueBackend:
+    """Lends and recalls on one cluster's Kueue.
+
+    Use it as an async context manager, or call `start` and `stop_watching`.
+
+    The connection stays the caller's to close.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        cluster: str,
+        cycle_p99: float = 0.0,
+        clock: Callable[[], datetime] = _now,
+    ) -> None:
+        """`cycle_p99`: how long Kueue's admission cycles last, as their 99th percentile in seconds; 0 if unknown."""
+        self._connection = connection
+        self._cluster = cluster
+        self._clock = clock
+        self._view = View(connection, clock)
+        self._layout = LayoutWriter(connection, self._view)
+        self._writer = Writer(connection, self._view.absorb)
+        self._fence = Fence(cycle_p99)
+        self._confirmed: dict[str, int] = {}
+        self._queues_heard = self._view.queues.heard_by(self._note_stamp)
+
+    def start(self) -> None:
+        """Begin to watch; needs a running event loop."""
+        self._queues_heard.__enter__()
+        self._view.caches.start()
+
+    async def stop_watching(self) -> None:
+        """End every watch."""
+        await self._view.caches.stop()
+        self._queues_heard.__exit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop_watching()
+
+    # ---- the port
+
+    async def lay_out(self, layout: PoolLayout) -> LayoutReport:
+        """Create or repair flavor and queues; see the port."""
+        await self._view.caches.ready()
+        return await self._layout.lay_out(layout)
+
+    async def remove(self, pool: str) -> LayoutReport:
+        """Remove what the bank made for the pool; what is in use stays and is reported."""
+        await self._view.caches.ready()
+        return await self._layout.remove(pool)
+
+    async def observe(self, pool: str) -> PoolFacts:
+        """Return the pool's facts from the caches; see the module for how late they may be."""
+        await self._view.caches.ready()
+        fenced = await self._fenced(pool)
+        seen = self._view.seen(pool, fenced)
+        if not seen.queues and seen.flavor is None:
+            raise BackendError(f"pool {pool!r} has neither flavor nor queues of the bank at Kueue; lay it out first")
+        return pool_facts(seen, cluster=self._cluster, pool=pool, at=self._clock())
+
+    async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
+        """Set one queue's quota and stamp; see the port."""
+        await self._writer.write_quota(pool, group, kind, nominal=nominal, revision=revision)
+
+    async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
+        """Deactivate a Workload and mark it; see the port."""
+        await self._writer.stop(pool, workload, mark, seen=seen)
+
+    async def resume(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
+        """Reactivate a Workload that the mark's Loan has stopped; see the port."""
+        await self._writer.resume(pool, workload, mark, seen=seen)
+
+    async def nudge(self, pool: str, workload: WorkloadKey) -> None:
+        """Have a waiting Workload considered at once; best effort, see `nudge`."""
+        await nudge(self._connection, self._view, pool, workload)
+
+    async def changes(self, pool: str) -> AsyncIterator[None]:
+        """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start."""
+        changed = asyncio.Event()
+
+        def hear(before: object, after: object) -> None:
+            if self._concerns(pool, before) or self._concerns(pool, after):
+                changed.set()
+
+        with self._view.heard_by(hear):
+            yield
+            while True:
+                try:
+                    async with asyncio.timeout(self._fence.wait if self._is_fencing(pool) else None):
+                        await changed.wait()
+                except TimeoutError:
+                    pass
+                else:
+                    await asyncio.sleep(FOLD)
+                changed.clear()
+                yield
+
+    # ---- beyond the port
+
+    async def check_settings(self, namespace: str | None = None) -> tuple[LayoutProblem, ...]:
+        """Return which of Kueue's settings are not as the bank needs them; see `settings`."""
+        return await check_settings(self._connection, self._view, namespace)
+
+    # ---- the fence
+
+    def _note_stamp(self, before: Object | None, after: Object | None) -> None:
+        """Start the fence's clock when the acknowledgement is first seen, not when somebody asks."""
+        if after is not None and queues.is_ours(after):
+            self._see(after)
+        elif after is None and before is not None:
+            self._fence.forget(before["metadata"]["name"])
+            self._confirmed.pop(before["metadata"]["name"], None)
+
+    def _see(self, body: Object) -> int:
+        acknowledged = queues.is_acknowledged(body)
+        return self._fence.seen(body["metadata"]["name"], queues.stamp(body), acknowledged, time.monotonic())
+
+    async def _fenced(self, pool: str) -> dict[str, int]:
+        """Return the highest fenced stamp by queue; what is newly fenced is read anew first."""
+        bodies = [body for body in self._view.queues if queues.belongs(body, pool)]
+        fenced = {body["metadata"]["name"]: self._see(body) for body in bodies}
+        for name, stamp in fenced.items():
+            # A fence that was taken back must be confirmed anew.
+            self._confirmed[name] = min(stamp, self._confirmed.get(name, queues.NO_STAMP))
+
+        due = {name: stamp for name, stamp in fenced.items() if stamp > self._confirmed.get(name, queues.NO_STAMP)}
+        if len(due) > _SINGLE_READS:
+            await self._read_all()
+        else:
+            await asyncio.gather(*(self._read(name) for name in due))
+        self._confirmed |= due
+        return {name: min(stamp, self._confirmed.get(name, queues.NO_STAMP)) for name, stamp in fenced.items()}
+
+    async def _read(self, name: str) -> None:
+        body = await self._connection.get(CLUSTER_QUEUE, name)
+        if body is not None:
+            self._view.absorb(CLUSTER_QUEUE, body)
+
+    async def _read_all(self) -> None:
+        token = ""
+        while True:
+            items, _, token = await self._connection.page(CLUSTER_QUEUE, selectors={}, token=token)
+            for item in items:
+                self._view.absorb(CLUSTER_QUEUE, item)
+            if not token:
+                return
+
+    def _is_fencing(self, pool: str) -> bool:
+        return any(
+            queues.is_acknowledged(body)
+            and queues.stamp(body) > self._confirmed.get(body["metadata"]["name"], queues.NO_STAMP)
+            for body in self._view.queues
+            if queues.belongs(body, pool)
+        )
+
+    # ---- what concerns whom
+
+    def _concerns(self, pool: str, entry: object) -> bool:
+        if isinstance(entry, WorkloadEntry):
+            queue = entry.cluster_queue or self._queue_of(entry)
+            parts = queue_parts(queue)
+            return parts is not None and parts[1] == pool
+        if isinstance(entry, dict):
+            return queues.belongs(entry, pool) or entry["metadata"]["name"] in (cohort_name(pool), flavor_name(pool))
+        return entry is not None  # pods, nodes and jobs are not worth telling apart
+
+    def _queue_of(self, entry: WorkloadEntry) -> str:
+        found = self._view.local_queues.get(entry.queue, entry.namespace)
+        return str(found["spec"]["clusterQueue"]) if found else ""

@@ -1,0 +1,220 @@
+"""One pool's facts, put together from the caches. Pure: what the entries say, at the moment `at`."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from gpubank.adapters.kubernetes.kinds import Object
+from gpubank.adapters.kubernetes.kueue import queues
+from gpubank.adapters.kubernetes.kueue.entries import (
+    JobEntry,
+    NodeEntry,
+    PodEntry,
+    WorkloadEntry,
+    checkpoint_annotations,
+)
+from gpubank.domain.contract import Side, WorkloadContract
+from gpubank.domain.facts import NodeFacts, PodFacts, PoolFacts, QueueFacts, Wait, WorkloadFacts
+from gpubank.domain.loan import WorkloadKey
+
+FINISHED_FOR: Final = timedelta(hours=1)
+"""How long a finished Workload is still among the facts; Kueue keeps it as long as its job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a ClusterQueue of the pool belongs."""
+
+    group: str
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the caches hold that may concern a pool."""
+
+    queues: Mapping[str, Object]
+    """The pool's ClusterQueues by name."""
+
+    cohort: Object | None
+    flavor: Object | None
+    local_queues: Mapping[tuple[str, str], str]
+    """ClusterQueue by (namespace, LocalQueue), of every LocalQueue that leads to one of the pool's."""
+
+    workloads: Iterable[WorkloadEntry]
+    pods: Iterable[PodEntry]
+    nodes: Iterable[NodeEntry]
+    jobs: Mapping[str, JobEntry]
+    """Jobs by uid."""
+
+    fenced: Mapping[str, int]
+    """Highest fenced stamp by ClusterQueue."""
+
+
+def pool_facts(seen: Seen, *, cluster: str, pool: str, at: datetime) -> PoolFacts:
+    """Return the facts of one pool."""
+    seats = {name: Seat(*seat) for name, body in seen.queues.items() if (seat := queues.side_of(body))}
+    resource = next((name for body in seen.queues.values() if (name := queues.resource_of(body))), "")
+    pods = [pod for pod in seen.pods if pod.requests.get(resource)]
+    staff = _Staff(pods, resource)
+    workloads, reserved = [], defaultdict[str, int](int)
+    for entry in seen.workloads:
+        queue = entry.cluster_queue if entry.reserved else seen.local_queues.get((entry.namespace, entry.queue), "")
+        if queue not in seats:
+            continue
+        if entry.reserved:
+            reserved[queue] += entry.gpus(resource)
+        if entry.declares(resource) and not _long_finished(entry, at):
+            workloads.append(_workload(entry, seats[queue], resource, staff.of(entry), seen.jobs, at))
+    return PoolFacts(
+        cluster=cluster,
+        pool=pool,
+        at=at,
+        queues=tuple(
+            QueueFacts(
+                name=name,
+                group=seat.group,
+                kind=seat.side,
+                nominal=queues.nominal(body),
+                # Kueue's sum and the Workloads are told at different moments; GPUs are free when both say so.
+                reserved=max(queues.reserved(body), reserved[name]),
+                stamp=queues.stamp(body),
+                fenced=seen.fenced.get(name, queues.NO_STAMP),
+                fail_safe=queues.in_cohort(body),
+            )
+            for name, seat in sorted(seats.items())
+            for body in (seen.queues[name],)
+        ),
+        workloads=tuple(sorted(workloads, key=lambda each: (each.created_at, each.key.uid))),
+        nodes=_nodes(seen.flavor, seen.nodes, pods, resource),
+        fail_safe_epoch=queues.fail_safe_epoch(seen.cohort),
+    )
+
+
+class _Staff:
+    """The pool's pods, by whom they belong to."""
+
+    def __init__(self, pods: Iterable[PodEntry], resource: str) -> None:
+        self._resource = resource
+        self._by_uid: dict[str, PodEntry] = {}
+        self._by_owner = defaultdict[str, list[PodEntry]](list)
+        self._by_workload = defaultdict[tuple[str, str], list[PodEntry]](list)
+        for pod in pods:
+            self._by_uid[pod.uid] = pod
+            self._by_owner[pod.owner].append(pod)
+            if pod.workload:
+                self._by_workload[pod.namespace, pod.workload].append(pod)
+
+    def of(self, entry: WorkloadEntry) -> tuple[PodEntry, ...]:
+        """Return a Workload's pods, however Kueue's integration ties them to it."""
+        found: dict[str, PodEntry] = {}
+        for owner in entry.owners:
+            if owner.uid in self._by_uid:
+                found[owner.uid] = self._by_uid[owner.uid]
+            found |= {pod.uid: pod for pod in self._by_owner.get(owner.uid, ())}
+        found |= {pod.uid: pod for pod in self._by_workload.get((entry.namespace, entry.name), ())}
+        return tuple(sorted(found.values(), key=lambda pod: (pod.index, pod.name)))
+
+
+def _workload(
+    entry: WorkloadEntry,
+    seat: Seat,
+    resource: str,
+    pods: tuple[PodEntry, ...],
+    jobs: Mapping[str, JobEntry],
+    at: datetime,
+) -> WorkloadFacts:
+    admitted = entry.conditions.get("Admitted")
+    evicted = entry.conditions.get("Evicted")
+    wait, since = _wait(entry, at)
+    owner = entry.owners[0] if entry.owners else None
+    return WorkloadFacts(
+        key=WorkloadKey(
+            uid=entry.uid,
+            namespace=entry.namespace,
+            name=entry.name,
+            job=f"{owner.kind}/{owner.name}" if owner else "",
+        ),
+        group=seat.group,
+        kind=seat.side,
+        gpus=entry.gpus(resource),
+        pods=max(sum(each.count for each in entry.pod_sets if each.requests.get(resource)), 1),
+        priority=entry.priority,
+        created_at=entry.created_at,
+        active=entry.active,
+        reserved=entry.reserved,
+        admitted_at=admitted.since if admitted and admitted.status else None,
+        finished=entry.finished,
+        wait=wait,
+        waiting_since=since,
+        evicted=evicted.reason if evicted and evicted.status else "",
+        mark=entry.mark,
+        version=entry.version,
+        contract=_contract(entry, pods, jobs),
+        # Kueue ends a pod to take its quota back; only what is above pods can be suspended and come back.
+        suspendable=owner is not None and owner.kind != "Pod",
+        pod_facts=tuple(
+            PodFacts(
+                uid=pod.uid,
+                name=pod.name,
+                gpus=pod.requests.get(resource, 0),
+                node=pod.node,
+                running=pod.running,
+                terminating=pod.terminating,
+                index=pod.index,
+                ip=pod.ip,
+                annotations=checkpoint_annotations(pod.annotations),
+            )
+            for pod in pods
+        ),
+    )
+
+
+def _wait(entry: WorkloadEntry, at: datetime) -> tuple[Wait, datetime]:
+    """Return what it waits for and since when, its requeue time considered."""
+    if entry.requeue_at is None or entry.wait not in (Wait.QUOTA, Wait.BACKOFF):
+        return entry.wait, entry.state_since
+    if entry.requeue_at > at:
+        return Wait.BACKOFF, entry.state_since
+    return entry.wait, max(entry.state_since, entry.requeue_at)
+
+
+def _contract(entry: WorkloadEntry, pods: tuple[PodEntry, ...], jobs: Mapping[str, JobEntry]) -> WorkloadContract:
+    """Read the contract: the job's own words over its pod template's, and a bare pod's where it has neither."""
+    labels, annotations = dict[str, str](), dict[str, str]()
+    for pod_set in reversed(entry.pod_sets):
+        labels |= pod_set.labels
+        annotations |= pod_set.annotations
+    owners = {owner.uid for owner in entry.owners}
+    for pod in pods:
+        if pod.uid in owners:
+            labels |= pod.labels
+            annotations |= pod.annotations
+    for owner in entry.owners:
+        if (job := jobs.get(owner.uid)) is not None:
+            labels |= job.labels
+            annotations |= job.annotations
+    return WorkloadContract.of(labels, annotations)
+
+
+def _long_finished(entry: WorkloadEntry, at: datetime) -> bool:
+    finished = entry.conditions.get("Finished")
+    return bool(finished and finished.status and finished.since and finished.since < at - FINISHED_FOR)
+
+
+def _nodes(
+    flavor: Object | None, nodes: Iterable[NodeEntry], pods: Iterable[PodEntry], resource: str
+) -> tuple[NodeFacts, ...]:
+    wanted = (flavor["spec"].get("nodeLabels") or {}) if flavor else {}
+    if not wanted:
+        return ()  # a flavor without labels would claim every node of the cluster
+    used = defaultdict[str, int](int)
+    for pod in pods:
+        used[pod.node] += pod.requests.get(resource, 0)
+    return tuple(
+        NodeFacts(name=node.name, gpus=node.allocatable.get(resource, 0), used=used[node.name], ready=node.ready)
+        for node in sorted(nodes, key=lambda each: each.name)
+        if wanted.items() <= node.labels.items() and node.allocatable.get(resource)
+    )

@@ -1,0 +1,317 @@
+"""Lays a pool out at Kueue: flavor and queues made, repaired, retired; quotas and foreign objects left alone.
+
+    absent                 ──▶ created
+    ours, as wanted        ──▶ nothing, not even a call: the caches know
+    ours, changed          ──▶ repaired; reported instead, once somebody keeps setting the field
+    ours, no longer wanted ──▶ deleted, and reported as long as somebody uses it
+    somebody else's        ──▶ reported
+
+What is reported is for people; the next pass looks again.
+"""
+
+import asyncio
+import copy
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gpubank.adapters.kubernetes.connection import Connection
+from gpubank.adapters.kubernetes.errors import ApiError, ApiNotFoundError
+from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, Kind, Object
+from gpubank.adapters.kubernetes.kueue import queues
+from gpubank.adapters.kubernetes.kueue.view import View
+from gpubank.domain.contract import MANAGED_BY, MANAGED_BY_LABEL, POOL_LABEL, Side, cohort_name, flavor_name
+from gpubank.domain.errors import ConflictError
+from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
+
+REPAIRS: Final = 3
+"""How often one field of one object is repaired within `REPAIR_WINDOW`; whoever sets it again is not fought."""
+
+REPAIR_WINDOW: Final = 600.0
+"""Seconds."""
+
+_AT_ONCE: Final = 8
+"""Calls in flight, so that a first layout of many namespaces does not flood the API server."""
+
+
+class LayoutWriter:
+    """Makes the cluster as a layout says."""
+
+    def __init__(self, connection: Connection, view: View) -> None:
+        self._connection = connection
+        self._view = view
+        self._repairs = defaultdict[tuple[str, str], deque[float]](lambda: deque(maxlen=REPAIRS))
+
+    async def lay_out(self, layout: PoolLayout) -> LayoutReport:
+        """Create or repair what the layout wants, retire what it no longer wants."""
+        run = _Run(self._connection, self._view, self._repairs)
+        if run.in_fail_safe(layout.pool):
+            return run.report()
+        sides = [(group, side) for group in layout.groups for side in Side]
+        # In this order: a ClusterQueue without its flavor, a LocalQueue without its ClusterQueue are inactive.
+        wanted = [
+            (RESOURCE_FLAVOR, [queues.flavor(layout)]),
+            (CLUSTER_QUEUE, [queues.cluster_queue(layout, group, side) for group, side in sides]),
+            (
+                LOCAL_QUEUE,
+                [
+                    queues.local_queue(layout, group, side, namespace)
+                    for group, side in sides
+                    for namespace in group.namespaces
+                ],
+            ),
+        ]
+        for kind, bodies in wanted:
+            await run.each(run.settle(kind, body) for body in bodies)
+        names = {kind: {_named(kind, body) for body in bodies} for kind, bodies in wanted}
+        await run.retire(layout.pool, names)
+        return run.report()
+
+    async def remove(self, pool: str) -> LayoutReport:
+        """Retire everything of a pool, its flavor last."""
+        run = _Run(self._connection, self._view, self._repairs)
+        if run.in_fail_safe(pool):
+            return run.report()
+        await run.retire(pool, {})
+        flavor = self._view.flavors.get(flavor_name(pool))
+        if flavor and queues.belongs(flavor, pool) and not run.problems:
+            await run.delete(RESOURCE_FLAVOR, flavor)
+        return run.report()
+
+
+class _Run:
+    """One pass over a pool."""
+
+    def __init__(self, connection: Connection, view: View, repairs: defaultdict[tuple[str, str], deque[float]]) -> None:
+        self._connection = connection
+        self._view = view
+        self._repairs = repairs
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self.changed: list[str] = []
+        self.problems: list[LayoutProblem] = []
+
+    def report(self) -> LayoutReport:
+        return LayoutReport(
+            changed=tuple(sorted(self.changed)),
+            problems=tuple(sorted(self.problems, key=lambda each: (each.reason, each.message))),
+        )
+
+    def problem(self, reason: str, message: str) -> None:
+        self.problems.append(LayoutProblem(reason=reason, message=message))
+
+    def in_fail_safe(self, pool: str) -> bool:
+        epoch = queues.fail_safe_epoch(self._view.cohorts.get(cohort_name(pool)))
+        if epoch:
+            message = f"pool {pool!r} is in fail-safe epoch {epoch}: its queues are the watchdog's until it ends"
+            self.problem("FailSafe", message)
+        return epoch != 0
+
+    async def each(self, steps: Iterable[Any]) -> None:
+        async def one(step: Any) -> None:
+            async with self._slots:
+                await step
+
+        await asyncio.gather(*(one(step) for step in steps))
+
+    # ---- create and repair
+
+    async def settle(self, kind: Kind, wanted: Object) -> None:
+        name = _named(kind, wanted)
+        metadata = wanted["metadata"]
+        found = self._view.objects(kind).get(metadata["name"], metadata.get("namespace", ""))
+        try:
+            if found is None:
+                await self._create(kind, wanted)
+            elif not queues.belongs(found, _pool_of(wanted)):
+                self.problem(
+                    "ForeignObject",
+                    f"{name} exists and is not the bank's for this pool, so it is left alone: remove or rename it, or"
+                    f" hand it over by the labels {MANAGED_BY_LABEL}={MANAGED_BY} and those of a queue of the bank",
+                )
+            elif "deletionTimestamp" in found["metadata"]:
+                self.problem("Deleting", f"{name} is being deleted: it is made anew when it is gone")
+            else:
+                await self._repair(kind, found, wanted)
+        except ConflictError:
+            pass  # somebody else was quicker; the next pass sees what came of it
+        except ApiNotFoundError as error:
+            remedy = "create the namespace, or take it out of its group" if kind == LOCAL_QUEUE else "install Kueue"
+            self.problem("NotFound", f"{name} cannot be written: {error.detail}; {remedy}")
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            self.problem("Refused", f"{name} is refused: {error.detail}; change what stands in its way")
+
+    async def _create(self, kind: Kind, wanted: Object) -> None:
+        self._view.absorb(kind, await self._connection.create(kind, wanted))
+        self.changed.append(_named(kind, wanted))
+
+    async def _repair(self, kind: Kind, found: Object, wanted: Object) -> None:
+        name = _named(kind, wanted)
+        if (found["spec"].get("stopPolicy") or "None") != "None":
+            policy = found["spec"]["stopPolicy"]
+            self.problem("Stopped", f"{name} is stopped ({policy}), so nothing new is admitted: set stopPolicy to None")
+        if kind == LOCAL_QUEUE and found["spec"]["clusterQueue"] != wanted["spec"]["clusterQueue"]:
+            await self._repoint(found, wanted)
+            return
+        change = _drift(kind, found, wanted)
+        fields = sorted(_fields(change))
+        if not fields:
+            return
+        now = time.monotonic()
+        fought = [field for field in fields if self._is_fought(name, field, now)]
+        if fought:
+            self.problem(
+                "RepeatedDrift",
+                f"{name} was repaired {REPAIRS} times in {REPAIR_WINDOW / 60:.0f} minutes and somebody sets"
+                f" {', '.join(fought)} again: take it out of what else manages it",
+            )
+            return
+        metadata = found["metadata"]
+        written = await self._connection.patch(
+            kind, metadata["name"], metadata.get("namespace"), change, version=metadata["resourceVersion"]
+        )
+        self._view.absorb(kind, written)
+        self.changed.append(name)
+        for field in fields:
+            self._repairs[name, field].append(now)
+
+    def _is_fought(self, name: str, field: str, now: float) -> bool:
+        times = self._repairs[name, field]
+        return len(times) == REPAIRS and now - times[0] < REPAIR_WINDOW
+
+    async def _repoint(self, found: Object, wanted: Object) -> None:
+        """Make a LocalQueue anew whose ClusterQueue is another: Kueue does not let it be changed."""
+        name, metadata = _named(LOCAL_QUEUE, wanted), found["metadata"]
+        place = (metadata["namespace"], metadata["name"])
+        holding = [each for each in self._view.users(found["spec"]["clusterQueue"]) if each.reserved]
+        if any((each.namespace, each.queue) == place for each in holding):
+            queue = found["spec"]["clusterQueue"]
+            self.problem(
+                "QueueInUse",
+                f"{name} leads to {queue!r} of another group and has running work: it is led over when that has ended",
+            )
+            return
+        await self.delete(LOCAL_QUEUE, found)
+        await self._create(LOCAL_QUEUE, wanted)
+
+    # ---- retire
+
+    async def retire(self, pool: str, wanted: dict[Kind, set[str]]) -> None:
+        """Delete the pool's queues that are not wanted, LocalQueues first, where nobody uses them."""
+        for kind in (LOCAL_QUEUE, CLUSTER_QUEUE):
+            obsolete = [
+                body
+                for body in list(self._view.objects(kind))
+                if queues.belongs(body, pool)
+                and _named(kind, body) not in wanted.get(kind, set())
+                and "deletionTimestamp" not in body["metadata"]
+            ]
+            await self.each(self._retire(kind, body) for body in obsolete)
+
+    async def _retire(self, kind: Kind, body: Object) -> None:
+        if reason := self._use_of(kind, body):
+            name = _named(kind, body)
+            self.problem("QueueInUse", f"{name} is no longer wanted but {reason}: it is removed when that has ended")
+            return
+        await self.delete(kind, body)
+
+    def _use_of(self, kind: Kind, body: Object) -> str:
+        queue = body["spec"].get("clusterQueue") if kind == LOCAL_QUEUE else body["metadata"]["name"]
+        users = self._view.users(queue)
+        if kind == LOCAL_QUEUE:
+            place = (body["metadata"]["namespace"], body["metadata"]["name"])
+            users = [each for each in users if (each.namespace, each.queue) == place]
+        elif nominal := queues.nominal(body):
+            return f"has a quota of {nominal} in force"
+        if users:
+            return f"has {len(users)} unfinished Workloads, the first is '{users[0].namespace}/{users[0].name}'"
+        return ""
+
+    async def delete(self, kind: Kind, body: Object) -> None:
+        metadata = body["metadata"]
+        try:
+            await self._connection.delete(
+                kind, metadata["name"], metadata.get("namespace"), version=metadata["resourceVersion"]
+            )
+        except ConflictError:
+            return  # changed since it was read; the next pass looks again
+        self.changed.append(_named(kind, body))
+
+
+def _drift(kind: Kind, found: Object, wanted: Object) -> Object:
+    """Return the merge patch that makes `found` as `wanted` in what the bank looks after; empty where it is so."""
+    change: Object = {}
+    labels = found["metadata"].get("labels") or {}
+    if missing := {key: value for key, value in wanted["metadata"]["labels"].items() if labels.get(key) != value}:
+        change["metadata"] = {"labels": missing}
+    spec: Object = {}
+    if kind == RESOURCE_FLAVOR:
+        spec = _replaced(found["spec"], wanted["spec"], "nodeLabels")
+    elif kind == CLUSTER_QUEUE:
+        spec = _replaced(found["spec"], wanted["spec"], "namespaceSelector")
+        for field in ("queueingStrategy", "preemption"):
+            spec |= _covered(found["spec"], wanted["spec"], field)
+        if found["spec"].get("cohortName"):
+            spec["cohortName"] = None
+        spec |= _groups(found, wanted)
+    if spec:
+        change["spec"] = spec
+    return change
+
+
+def _groups(found: Object, wanted: Object) -> Object:
+    """Return the quota's frame if it is not as wanted, around the quota that stands."""
+    frame = wanted["spec"]["resourceGroups"]
+    resource = queues.resource_of(wanted)
+    if _frame(found["spec"].get("resourceGroups")) == _frame(frame):
+        return {}
+    nominal = queues.nominal(found) if queues.resource_of(found) == resource else 0
+    return {"resourceGroups": queues.resource_groups(frame[0]["flavors"][0]["name"], resource, nominal)}
+
+
+def _frame(groups: list[Object] | None) -> list[Any]:
+    """Return resource groups without their quotas."""
+    bare = copy.deepcopy(groups or [])
+    for amount in (each for group in bare for flavor in group["flavors"] for each in flavor["resources"]):
+        amount.pop("nominalQuota", None)
+    return bare
+
+
+def _replaced(found: Object, wanted: Object, field: str) -> Object:
+    """Return a patch that makes a field exactly as wanted, keys that only `found` has included."""
+    before, after = found.get(field), wanted.get(field)
+    if (before or None) == (after or None):
+        return {}
+    if after is None:
+        return {field: None}
+    return {field: {key: None for key in (before or {}) if key not in after} | after}
+
+
+def _covered(found: Object, wanted: Object, field: str) -> Object:
+    """Return a patch that makes a field as wanted where the wanted one says something."""
+    return {} if _covers(found.get(field), wanted[field]) else {field: wanted[field]}
+
+
+def _covers(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(_covers(found.get(key), value) for key, value in wanted.items())
+    return bool(found == wanted)
+
+
+def _fields(change: Object) -> list[str]:
+    return [
+        *(f"metadata.labels[{name}]" for name in change.get("metadata", {}).get("labels", {})),
+        *(f"spec.{name}" for name in change.get("spec", {})),
+    ]
+
+
+def _pool_of(wanted: Object) -> str:
+    return str(wanted["metadata"]["labels"][POOL_LABEL])
+
+
+def _named(kind: Kind, body: Object) -> str:
+    metadata = body["metadata"]
+    place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
+    return f"{kind}/{place}{metadata['name']}"

@@ -1,0 +1,128 @@
+"""The caches of everything that facts are made of, and which of it concerns a pool."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from typing import Final
+
+from gpubank.adapters.kubernetes.cache import Cache, Caches, Source
+from gpubank.adapters.kubernetes.kinds import (
+    CLUSTER_QUEUE,
+    COHORT,
+    JOB,
+    LOCAL_QUEUE,
+    NODE,
+    POD,
+    RESOURCE_FLAVOR,
+    WORKLOAD,
+    Kind,
+    Object,
+)
+from gpubank.adapters.kubernetes.kueue import queues
+from gpubank.adapters.kubernetes.kueue.entries import (
+    JobEntry,
+    NodeEntry,
+    PodEntry,
+    WorkloadEntry,
+    WorkloadReader,
+    read_job,
+    read_node,
+    read_pod,
+)
+from gpubank.adapters.kubernetes.kueue.facts import Seen
+from gpubank.domain.contract import cohort_name, flavor_name
+
+_UNFINISHED: Final = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+
+Listener = Callable[[object, object], None]
+
+
+class View:
+    """Watches one cluster for all of its pools."""
+
+    def __init__(self, source: Source, clock: Callable[[], datetime]) -> None:
+        self.queues: Cache[Object] = Cache(source, CLUSTER_QUEUE, _whole)
+        self.local_queues: Cache[Object] = Cache(source, LOCAL_QUEUE, _whole)
+        self.flavors: Cache[Object] = Cache(source, RESOURCE_FLAVOR, _whole)
+        self.cohorts: Cache[Object] = Cache(source, COHORT, _whole)
+        self.workloads: Cache[WorkloadEntry] = Cache(source, WORKLOAD, WorkloadReader(clock))
+        self.pods: Cache[PodEntry] = Cache(source, POD, read_pod, selectors=_UNFINISHED)
+        self.nodes: Cache[NodeEntry] = Cache(source, NODE, read_node)
+        self.jobs: Cache[JobEntry] = Cache(source, JOB, read_job)
+        self._by_kind: dict[Kind, Cache[Object]] = {
+            cache.kind: cache for cache in (self.queues, self.local_queues, self.flavors, self.cohorts)
+        }
+        self.caches = Caches(
+            self.queues,
+            self.local_queues,
+            self.flavors,
+            self.cohorts,
+            self.workloads,
+            self.pods,
+            self.nodes,
+            self.jobs,
+        )
+
+    def absorb(self, kind: Kind, body: Object) -> None:
+        """Take in what the server answered to a write."""
+        if kind == WORKLOAD:
+            self.workloads.absorb(body)
+        elif kind in self._by_kind:
+            self._by_kind[kind].absorb(body)
+
+    def objects(self, kind: Kind) -> Cache[Object]:
+        """Return the cache of a kind of queue object."""
+        return self._by_kind[kind]
+
+    def seen(self, pool: str, fenced: Mapping[str, int]) -> Seen:
+        """Return what may concern a pool."""
+        ours = {body["metadata"]["name"]: body for body in self.queues if queues.belongs(body, pool)}
+        flavor = self.flavors.get(flavor_name(pool))
+        return Seen(
+            queues=ours,
+            cohort=self.cohorts.get(cohort_name(pool)),
+            flavor=flavor if flavor and queues.belongs(flavor, pool) else None,
+            local_queues={
+                (body["metadata"]["namespace"], body["metadata"]["name"]): body["spec"]["clusterQueue"]
+                for body in self.local_queues
+                if body["spec"].get("clusterQueue") in ours
+            },
+            workloads=self.workloads,
+            pods=self.pods,
+            nodes=self.nodes,
+            jobs={job.uid: job for job in self.jobs},
+            fenced=fenced,
+        )
+
+    def users(self, queue: str) -> list[WorkloadEntry]:
+        """Return the unfinished Workloads that hold quota of a ClusterQueue or wait for it."""
+        leading = {
+            (body["metadata"]["namespace"], body["metadata"]["name"])
+            for body in self.local_queues
+            if body["spec"].get("clusterQueue") == queue
+        }
+        return [
+            entry
+            for entry in self.workloads
+            if not entry.finished
+            and (entry.cluster_queue == queue if entry.reserved else (entry.namespace, entry.queue) in leading)
+        ]
+
+    @contextmanager
+    def heard_by(self, listener: Listener) -> Iterator[None]:
+        """Call `listener(before, after)` on every change in any cache, while the context lasts."""
+        caches = (self.queues, self.local_queues, self.flavors, self.cohorts)
+        with ExitStack() as stack:
+            for cache in caches:
+                stack.enter_context(cache.heard_by(listener))
+            stack.enter_context(self.workloads.heard_by(listener))
+            stack.enter_context(self.pods.heard_by(listener))
+            stack.enter_context(self.nodes.heard_by(listener))
+            stack.enter_context(self.jobs.heard_by(listener))
+            yield
+
+
+def _whole(body: Object, before: Object | None) -> Object:
+    """Keep a queue object as it is, but for the record of who set which field."""
+    body["metadata"].pop("managedFields", None)
+    return body

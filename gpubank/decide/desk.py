@@ -1,0 +1,178 @@
+"""The desk on which one step is decided: facts, terms, and books that already hold what the step has decided so far."""
+
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, Final
+
+from gpubank.domain.books import Books
+from gpubank.domain.contract import Side
+from gpubank.domain.demand import Demand, DemandKind
+from gpubank.domain.facts import PoolFacts, QueueFacts, Wait, WorkloadFacts
+from gpubank.domain.loan import SURPLUS, Line, LineState
+from gpubank.domain.terms import GroupTerms, PoolTerms
+from gpubank.domain.transaction import Transaction
+
+ACTOR: Final = "controller"
+"""Who decides what a step decides, in the audit trail."""
+
+
+def line_order(line: Line) -> tuple[int, str]:
+    """Sort lines as they were begun: by the number in their id, then by the id."""
+    number = line.line_id.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0, line.line_id
+
+
+def kueue_order(workload: WorkloadFacts) -> tuple[int, datetime, str]:
+    """Sort Workloads as the scheduler takes them: priority descending, creation, uid."""
+    return -workload.priority, workload.created_at, workload.key.uid
+
+
+FENCE_POLL: Final = timedelta(milliseconds=100)
+"""How soon a step is worth taking again while a fence is awaited."""
+
+
+class Desk:
+    """Collects the transactions of one step; each is applied at once, so that the next one is decided after it."""
+
+    def __init__(self, facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> None:
+        self.facts = facts
+        self.books = books
+        self.terms = terms
+        self.now = now
+        self.transactions: list[Transaction] = []
+        self.wakes: list[datetime] = []
+
+    # ---- writing
+
+    def write(self, event: str, note: str, **rows: Any) -> None:
+        """Add one transaction and apply it; its key is the event and the revision that it was decided on.
+
+        The revision makes a key unique: the same event at another revision is another decision.
+        """
+        head: dict[str, Any] = {
+            "key": f"{event}/{self.books.revision}",
+            "cluster": self.books.cluster,
+            "pool": self.books.pool,
+            "at": self.now,
+            "actor": ACTOR,
+            "note": note,
+        }
+        body = {name: row if name == "capacity" else tuple(row) for name, row in rows.items()}
+        transaction = Transaction.model_validate(head | body)
+        if not transaction.is_empty:
+            self.books = self.books.applied(transaction).books
+            self.transactions.append(transaction)
+
+    def wake(self, at: datetime) -> None:
+        """Note that time alone changes a decision at `at`."""
+        if at > self.now:
+            self.wakes.append(at)
+
+    def lasted(self, since: datetime, wait: timedelta) -> bool:
+        """Whether `wait` has passed since `since`; if not, the step is to be taken again when it has."""
+        self.wake(since + wait)
+        return self.now >= since + wait
+
+    # ---- reading
+
+    @cached_property
+    def _by_uid(self) -> dict[str, WorkloadFacts]:
+        return {workload.key.uid: workload for workload in self.facts.workloads}
+
+    @cached_property
+    def _by_queue(self) -> dict[tuple[str, Side], QueueFacts]:
+        return {(queue.group, queue.kind): queue for queue in self.facts.queues}
+
+    @cached_property
+    def _by_group(self) -> dict[str, GroupTerms]:
+        return {group.group: group for group in self.terms.groups}
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a freeze is in force."""
+        return self.terms.frozen(self.now)
+
+    def workload(self, uid: str) -> WorkloadFacts | None:
+        """Return the Workload, or None when it is gone."""
+        return self._by_uid.get(uid)
+
+    def group(self, name: str) -> GroupTerms | None:
+        """Return the group's terms, or None where it has none."""
+        return self._by_group.get(name)
+
+    def target(self, name: str) -> int:
+        """GPUs that the group's policy asks to be guaranteed; 0 where it has none."""
+        group = self.group(name)
+        return group.guaranteed if group is not None else 0
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups that have terms or stand in the books."""
+        return tuple(sorted({*self._by_group, *self.books.groups}))
+
+    def reserved(self, group: str, kind: Side) -> int:
+        """GPUs that the scheduler has reserved in the queue; 0 where it does not exist."""
+        queue = self._by_queue.get((group, kind))
+        return queue.reserved if queue is not None else 0
+
+    def fenced(self, group: str, kind: Side, revision: int) -> bool:
+        """Whether no running admission cycle can still use a quota older than `revision`; surplus has no queue."""
+        if group == SURPLUS:
+            return True
+        queue = self._by_queue.get((group, kind))
+        return queue is not None and queue.fenced >= revision
+
+    def free(self, group: str) -> int:
+        """GPUs of the group's own queue that nobody has; negative where it has admitted more than its quota."""
+        return self.books.own_nominal(group) - self.reserved(group, Side.OWN)
+
+    def of_side(self, kind: Side) -> tuple[WorkloadFacts, ...]:
+        """Workloads of all queues of one kind that have not finished."""
+        return tuple(w for w in self.facts.workloads if w.kind is kind and not w.finished)
+
+    @cached_property
+    def _pending_own(self) -> dict[str, tuple[WorkloadFacts, ...]]:
+        found: dict[str, list[WorkloadFacts]] = {}
+        for workload in sorted(self.of_side(Side.OWN), key=kueue_order):
+            if waits_for_quota(workload):
+                found.setdefault(workload.group, []).append(workload)
+        return {group: tuple(workloads) for group, workloads in found.items()}
+
+    def owed(self, group: str) -> tuple[WorkloadFacts, ...]:
+        """Own Workloads that the group's guarantee still has room for, in the scheduler's order.
+
+        One that fits what is left of the guarantee counts and consumes it; one that cannot is passed over. Work above
+        the guarantee is owed nothing.
+        """
+        guarantee = self.books.guarantee(group)
+        left = min(guarantee.in_force - guarantee.releasing, self.target(group)) - self.reserved(group, Side.OWN)
+        owed = []
+        for workload in self._pending_own.get(group, ()):
+            if workload.gpus <= left:
+                owed.append(workload)
+                left -= workload.gpus
+        return tuple(owed)
+
+    def passed_over(self, group: str) -> tuple[WorkloadFacts, ...]:
+        """Own Workloads that wait for quota and are owed nothing."""
+        owed = {workload.key.uid for workload in self.owed(group)}
+        return tuple(w for w in self._pending_own.get(group, ()) if w.key.uid not in owed)
+
+    def lines(self, *states: LineState) -> tuple[Line, ...]:
+        """Open lines in one of the states, in the order in which they were begun."""
+        return tuple(sorted((line for line in self.books.lines if line.state in states), key=line_order))
+
+    def demands_of(self, lender: str, *kinds: DemandKind) -> tuple[Demand, ...]:
+        """Live demands of a lender, of the given kinds (all where none is given), by id."""
+        return tuple(d for d in self.books.demands if d.lender == lender and (not kinds or d.kind in kinds))
+
+
+def waits_for_quota(workload: WorkloadFacts) -> bool:
+    """Whether the Workload waits for nothing but quota."""
+    return (
+        workload.active
+        and not workload.reserved
+        and not workload.finished
+        and workload.wait is Wait.QUOTA
+        and workload.gpus > 0
+    )

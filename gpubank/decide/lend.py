@@ -1,0 +1,207 @@
+"""Lending: who gets a loan next, from whom, and whether it would run.
+
+    candidates   pending borrow Workloads that wait for nothing but quota, and parked ones
+    order        groups by borrowed ÷ weight ascending; within a group parked before newcomers, then the scheduler's
+                 order (priority, creation, uid)
+    a loan       whole or not at all, within the borrowLimit, onto nodes where it fits
+
+So that a big gang is not starved by small ones, the oldest candidate that has waited ten minutes may gather slack in
+OFFERED lines: one per pool, in the first ten minutes of every hour of its further wait. The times follow from the
+wait itself, so that nothing has to be remembered.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from fractions import Fraction
+from typing import Final
+
+from gpubank.decide.desk import Desk, kueue_order, waits_for_quota
+from gpubank.decide.fit import Room, pod_size, unplaced
+from gpubank.decide.slack import Source, Till, borrowed, surplus_limit
+from gpubank.decide.use import unbacked
+from gpubank.domain.contract import Side
+from gpubank.domain.demand import DemandKind
+from gpubank.domain.facts import WorkloadFacts
+from gpubank.domain.loan import LineState
+from gpubank.domain.transaction import Offer
+
+GATHER_AFTER: Final = timedelta(minutes=10)
+"""How long a candidate must have waited before it may gather."""
+
+GATHER_FOR: Final = timedelta(minutes=10)
+GATHER_EVERY: Final = timedelta(hours=1)
+
+
+def may_be_stopped(desk: Desk, workload: WorkloadFacts) -> bool:
+    """Whether its group's policy lets the bank stop it; what cannot be stopped is lent nothing."""
+    terms = desk.group(workload.group)
+    stopping = workload.contract.reclaim_class.preempt_class
+    return terms is not None and workload.suspendable and stopping in terms.only_preempt
+
+
+def candidates(desk: Desk) -> tuple[WorkloadFacts, ...]:
+    """Borrow Workloads that a loan would start: pending or parked, stoppable, and without lines."""
+    lined = {line.workload.uid for line in desk.books.lines}
+    return tuple(
+        workload
+        for workload in desk.of_side(Side.BORROW)
+        if (waits_for_quota(workload) or (workload.parked and workload.gpus > 0))
+        and workload.key.uid not in lined
+        and may_be_stopped(desk, workload)
+    )
+
+
+def came_back(workload: WorkloadFacts) -> bool:
+    """Whether it has run before and was stopped by the bank; such work goes before newcomers."""
+    return workload.mark is not None
+
+
+# ---- room on the nodes
+
+
+def room_for(desk: Desk, *, but: str | None = None) -> Room:
+    """Return what the nodes have free for new loans, not counting the Workload `but`.
+
+    Free is what is allocatable, less what runs, less what is admitted and not placed yet, less what own work and
+    granted loans are about to take.
+    """
+    room = Room.of(desk.facts.nodes)
+    soon = {workload.key.uid for group in desk.groups for workload in desk.owed(group)}
+    soon |= {line.workload.uid for line in desk.books.lines}
+    own_first = sorted(desk.facts.workloads, key=lambda w: (w.kind is not Side.OWN, not w.reserved, *kueue_order(w)))
+    for workload in own_first:
+        if workload.finished or workload.key.uid == but:
+            continue
+        if workload.reserved or workload.key.uid in soon:
+            room.take(unplaced(workload), pod_size(workload))
+    return room
+
+
+# ---- the gang that gathers
+
+
+def gathering(desk: Desk) -> WorkloadFacts | None:
+    """Return the one candidate that may gather slack now."""
+    if desk.frozen:
+        return None
+    partly = {line.workload.uid for line in desk.lines(LineState.OFFERED) if line.replaces is None}
+    held = {line.workload.uid for line in desk.books.lines if line.state is not LineState.OFFERED}
+    waiting = [
+        workload
+        for workload in desk.of_side(Side.BORROW)
+        if waits_for_quota(workload)
+        and workload.key.uid not in held
+        and may_be_stopped(desk, workload)
+        and could_ever_run(desk, workload, partly)
+    ]
+    for workload in sorted(waiting, key=lambda w: (w.waiting_since, w.key.uid)):
+        begins = workload.waiting_since + GATHER_AFTER
+        if not desk.lasted(workload.waiting_since, GATHER_AFTER):
+            return None
+        into = (desk.now - begins) % GATHER_EVERY
+        hour = desk.now - into
+        desk.wake(hour + (GATHER_FOR if into < GATHER_FOR else GATHER_EVERY))
+        return workload if into < GATHER_FOR else None
+    return None
+
+
+def could_ever_run(desk: Desk, workload: WorkloadFacts, partly: set[str]) -> bool:
+    """Whether limits and nodes would let it run if nobody else did."""
+    terms = desk.group(workload.group)
+    if terms is None:
+        return False
+    mine = sum(
+        line.gpus
+        for line in desk.books.lines_of(workload.key.uid)
+        if line.state is LineState.OFFERED and not line.is_self_loan
+    )
+    others = max(terms.borrow_limit - borrowed(desk, workload.group) + mine, 0)
+    lent = sum(g.lending_limit for g in desk.terms.groups if g.group != workload.group)
+    potential = min(others, lent + surplus_limit(desk, desk.terms.capacity)) + terms.guaranteed
+    fits = Room.emptied(desk.facts.nodes).holds(workload.pods, pod_size(workload))
+    return fits and (potential >= workload.gpus or workload.key.uid in partly)
+
+
+# ---- offers
+
+
+def offer_loans(desk: Desk) -> None:
+    """Offer what there is to who comes first."""
+    if desk.frozen:
+        return
+    _back_running(desk)
+    gang = gathering(desk)
+    if gang is not None:
+        _gather(desk, gang)
+    refused = {gang.key.uid} if gang is not None else set()
+    room = room_for(desk)
+    till = Till(desk)
+    for workload in _in_turn(desk, refused):
+        parts = till.sources(workload.group, workload.gpus)
+        if sum(part.gpus for part in parts) < workload.gpus or not room.holds(workload.pods, pod_size(workload)):
+            refused.add(workload.key.uid)
+            continue
+        room.take(workload.pods, pod_size(workload))
+        for part in parts:
+            till.take(part, workload.group)
+        _offer(desk, workload, parts)
+
+
+def _in_turn(desk: Desk, refused: set[str]) -> Iterator[WorkloadFacts]:
+    """Yield candidates in turn; whoever is served or in `refused` is not offered again."""
+    waiting = {workload.key.uid: workload for workload in candidates(desk)}
+    while waiting:
+        for uid in [uid for uid in waiting if uid in refused]:
+            del waiting[uid]
+        if not waiting:
+            return
+        uid = min(waiting, key=lambda uid: _turn(desk, waiting[uid]))
+        yield waiting.pop(uid)
+
+
+def _turn(desk: Desk, workload: WorkloadFacts) -> tuple[object, ...]:
+    terms = desk.group(workload.group)
+    share = Fraction(borrowed(desk, workload.group), terms.weight if terms is not None else 1)
+    return share, workload.group, not came_back(workload), *kueue_order(workload)
+
+
+def _offer(desk: Desk, workload: WorkloadFacts, parts: list[Source]) -> None:
+    offers = [
+        Offer(
+            lender=part.lender,
+            borrower=workload.group,
+            gpus=part.gpus,
+            workload=workload.key,
+            term=workload.next_term,
+        )
+        for part in parts
+    ]
+    lenders = ", ".join(f"{part.gpus} of {part.lender}" for part in parts)
+    note = f"{workload.key.name} of {workload.group} is offered {lenders}"
+    desk.write(f"offer/{workload.key.uid}/{workload.next_term}", note, offers=offers)
+
+
+def _gather(desk: Desk, gang: WorkloadFacts) -> None:
+    """Add to the gang's offers what slack there is, up to its request."""
+    missing = gang.gpus - sum(line.gpus for line in desk.books.lines_of(gang.key.uid))
+    parts = Till(desk).sources(gang.group, missing) if missing > 0 else []
+    if parts:
+        _offer(desk, gang, parts)
+
+
+def _back_running(desk: Desk) -> None:
+    """Give work that was admitted without enough lines, as after a race, lines of its own before anybody else."""
+    for workload, lack in unbacked(desk):
+        lack -= sum(
+            line.gpus
+            for line in desk.books.lines_of(workload.key.uid)
+            if line.state is LineState.OFFERED and line.replaces is None
+        )
+        parts = Till(desk).sources(workload.group, lack) if lack > 0 else []
+        if parts and sum(part.gpus for part in parts) == lack:
+            _offer(desk, workload, parts)
+
+
+def has_demand(desk: Desk, group: str) -> bool:
+    """Whether own work of the group waits for its guarantee."""
+    return bool(desk.owed(group)) or any(d.is_open for d in desk.demands_of(group, DemandKind.WORKLOAD))

@@ -1,0 +1,324 @@
+"""The recall plan: what meets a demand and hurts least.
+
+    own idle quota ─▶ unused loans ─▶ novation ─▶ victims
+
+A plan commits nothing. Its transaction pledges what is given up, so that each GPU is pledged to one demand; planning
+anew on the same facts changes nothing.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from gpubank.decide.cuts import Cuts
+from gpubank.decide.desk import Desk, kueue_order
+from gpubank.decide.fit import Room, pod_size, unplaced
+from gpubank.decide.repay import Repayment, Teller
+from gpubank.decide.use import novated
+from gpubank.decide.victims import Candidate, choose_from, grace, needs_checkpoint, on_failure
+from gpubank.domain.base import Duration, GpuCount, Message
+from gpubank.domain.books import Books
+from gpubank.domain.contract import ReclaimClass, Side
+from gpubank.domain.demand import Demand, DemandKind, DemandState
+from gpubank.domain.facts import PoolFacts, WorkloadFacts
+from gpubank.domain.loan import Line, LineState, WorkloadKey
+from gpubank.domain.policy import Approval, OnCheckpointFailure
+from gpubank.domain.recall import reclaim_id
+from gpubank.domain.terms import PoolTerms
+from gpubank.domain.transaction import Transaction
+
+WHOLE = frozenset({DemandKind.WORKLOAD, DemandKind.PLACEMENT})
+"""Demands that a part does not help: nobody is stopped for them unless all of it can be had."""
+
+
+class Victim(Message):
+    """One Workload that is to be stopped."""
+
+    workload: WorkloadKey
+    borrower: str
+    gpus: GpuCount
+    line_ids: tuple[str, ...]
+    """All of its lines, for it stops whole; those of the demanding lender are pledged to the demand."""
+
+    reclaim_class: ReclaimClass
+    needs_checkpoint: bool
+    on_checkpoint_failure: OnCheckpointFailure
+    grace: Duration
+    """Longest notice."""
+
+
+class RecallPlan(Message):
+    """What is given up for one demand."""
+
+    transaction: Transaction | None = None
+    """What must be committed before anybody is told; None where nothing changes."""
+
+    victims: tuple[Victim, ...] = ()
+    """Everybody whom the demand rests on now, those asked before included; whoever was asked before and is not here
+    any more is to be released."""
+
+    need: GpuCount = 0
+    """GPUs that the demand asks for."""
+
+    covered: GpuCount = 0
+    """GPUs of them that are kept free, on their way, or planned."""
+
+    complete: bool = False
+    """Whether all of it can be had, on nodes where the owner's pods fit."""
+
+    approval_required: bool = False
+    reason: str = ""
+    """Why it is not complete."""
+
+    retry_at: datetime | None = None
+    """When time alone makes more possible, as at the end of a minRunTime."""
+
+
+def plan_recall(
+    facts: PoolFacts,
+    books: Books,
+    terms: PoolTerms,
+    demand_id: str,
+    *,
+    now: datetime,
+    spared: frozenset[str] = frozenset(),
+) -> RecallPlan:
+    """Plan what is given up for an open demand, in the order of what it hurts.
+
+    1. The lender's own idle quota is kept for it.
+    2. Loans that nobody uses are closed for it.
+    3. Free slack of others, or surplus, takes over running lines; never of a lender with own demand.
+    4. Victims are taken in order until the rest is repaid and the owner's pods fit their nodes; then, from the last
+       backwards, whoever is unnecessary is spared.
+
+    A demand for a Workload is met whole or not at all: if it cannot be, there are no victims. `spared` are uids that
+    have refused.
+    """
+    desk = Desk(facts, books, terms, now)
+    demand = books.demand(demand_id)
+    if demand is None or demand.state is not DemandState.OPEN:
+        return RecallPlan(complete=demand is not None, reason="" if demand is not None else "the demand has ended")
+    if desk.frozen or facts.fail_safe_epoch:
+        why = "the pool is frozen" if desk.frozen else "the scheduler is in charge until the fail-safe ends"
+        return RecallPlan(need=demand.gpus, covered=min(demand.idle, demand.gpus), reason=why)
+    return _Planner(desk, demand, spared).plan()
+
+
+class _Planner:
+    """Plans for one demand."""
+
+    def __init__(self, desk: Desk, demand: Demand, spared: frozenset[str]) -> None:
+        self._desk = desk
+        self._demand = demand
+        self._cuts = Cuts(desk.books)
+        self._teller = Teller(desk, demand)
+        self._owner = desk.workload(demand.workload.uid) if demand.workload is not None else None
+        self._choice = choose_from(desk, demand, spared)
+        self._coming = 0
+        self._idle = demand.idle
+
+    @property
+    def _left(self) -> int:
+        """GPUs that have yet to be repaid."""
+        if self._demand.kind is DemandKind.PLACEMENT:
+            return 0
+        return max(self._demand.gpus - self._idle - self._coming, 0)
+
+    def plan(self) -> RecallPlan:
+        if self._demand.kind in WHOLE and self._owner is None:
+            return RecallPlan(need=self._demand.gpus, reason="the Workload that waited is gone")
+        self._keep_idle()
+        self._count_coming()
+        self._close_unused()
+        self._room = self._free_room()
+        chosen = self._choose()
+        left = self._left
+        repayment = self._teller.repay(chosen, left)
+        complete = repayment.total >= left and self._fits(chosen)
+        if complete or self._demand.kind not in WHOLE:
+            self._write(chosen, repayment)
+        else:
+            chosen = [candidate for candidate in chosen if candidate.sunk]
+            repayment = self._teller.repay(chosen, left)
+            self._write(chosen, Repayment(direct=repayment.direct))
+        covered = self._demand.gpus - left + min(repayment.total, left)
+        return RecallPlan(
+            transaction=self._transaction(),
+            victims=tuple(self._victim(candidate) for candidate in chosen),
+            need=self._demand.gpus,
+            covered=min(covered, self._demand.gpus),
+            complete=complete,
+            approval_required=bool(chosen) and self._approval(),
+            reason="" if complete else self._why_not(repayment, left),
+            retry_at=None if complete else self._choice.protected_until,
+        )
+
+    # ---- what is there without anybody's loss
+
+    def _keep_idle(self) -> None:
+        if self._demand.kind is not DemandKind.WORKLOAD:
+            return
+        raised = sum(
+            d.gpus
+            for d in self._desk.demands_of(self._demand.lender, DemandKind.WORKLOAD)
+            if d.state is DemandState.RAISED
+        )
+        free = max(self._desk.free(self._demand.lender) - raised, 0)
+        self._idle += min(free, max(self._demand.gpus - self._idle, 0))
+        self._cuts.keep_idle(self._demand, self._idle)
+
+    def _count_coming(self) -> None:
+        """Count lines that are on their way: closing, or about to be novated."""
+        replaced = novated(self._desk)
+        for line in self._desk.books.lines:
+            mine = line.demand == self._demand.demand_id
+            if mine and (line.state is LineState.CLOSING or line.line_id in replaced):
+                self._coming += line.gpus
+
+    def _close_unused(self) -> None:
+        """Pledge what is closing, and close what nobody uses, as far as it is needed."""
+        for line in self._desk.lines(LineState.CLOSING, LineState.GRANTED):
+            unused = line.state is LineState.CLOSING or self._unused(line)
+            part = min(line.gpus, self._left)
+            if part <= 0 or not unused or line.demand is not None or not self._teller.counts(line):
+                continue
+            piece = self._cuts.cut(line.line_id, part)
+            if line.state is LineState.CLOSING:
+                self._cuts.pledge(piece, self._demand.demand_id)
+            else:
+                self._cuts.close(piece, self._demand.demand_id, f"{self._demand.lender} needs it, nobody uses it")
+            self._coming += part
+
+    def _unused(self, line: Line) -> bool:
+        workload = self._desk.workload(line.workload.uid)
+        return (workload is None or workload.gone) and line.line_id not in novated(self._desk)
+
+    # ---- victims
+
+    def _choose(self) -> list[Candidate]:
+        """Take in order until it is enough; then spare, from the last backwards, whoever is unnecessary."""
+        chosen: list[Candidate] = [candidate for candidate in self._choice.candidates if self._bound(candidate)]
+        for candidate in self._choice.candidates:
+            if self._enough(chosen):
+                break
+            if candidate not in chosen:
+                chosen.append(candidate)
+        worth = self._worth(chosen)
+        for candidate in reversed(chosen.copy()):
+            if self._bound(candidate):
+                continue
+            rest = [other for other in chosen if other is not candidate]
+            if self._worth(rest) >= worth:
+                chosen = rest
+        return chosen
+
+    def _bound(self, candidate: Candidate) -> bool:
+        """Whether it is stopped already, for this demand."""
+        return candidate.sunk and any(line.demand == self._demand.demand_id for line in candidate.lines)
+
+    def _worth(self, chosen: Sequence[Candidate]) -> tuple[bool, int]:
+        return self._fits(chosen), self._teller.repay(chosen, self._left).total
+
+    def _enough(self, chosen: Sequence[Candidate]) -> bool:
+        return self._worth(chosen) >= (True, self._left)
+
+    def _fits(self, chosen: Sequence[Candidate]) -> bool:
+        """Whether the owner's pods have room once the chosen are gone."""
+        if self._demand.kind not in WHOLE or self._owner is None:
+            return True
+        room = self._room.copy()
+        gone = {candidate.uid for candidate in chosen}
+        for candidate in chosen:
+            room.give(candidate.workload.pod_facts)
+        for workload in self._waiting:
+            if workload.key.uid not in gone:
+                room.take(unplaced(workload), pod_size(workload))
+        return room.holds(unplaced(self._owner), pod_size(self._owner))
+
+    def _free_room(self) -> Room:
+        """Return what the nodes have free, with what other demands free and take; borrow work that waits is left out.
+
+        What is on its way to other demands is neither theirs nor ours twice: their victims' GPUs come, their own
+        Workloads go there first.
+        """
+        desk, mine = self._desk, self._demand.demand_id
+        room = Room.of(desk.facts.nodes)
+        placed: list[WorkloadFacts] = []
+        self._waiting: list[WorkloadFacts] = []
+        others = {d.workload.uid for d in desk.books.demands if d.workload is not None and d.demand_id != mine}
+        leaving = {line.workload.uid for line in desk.books.lines if line.demand not in (None, mine)}
+        soon = {line.workload.uid for line in desk.books.lines}
+        for workload in sorted(desk.facts.workloads, key=kueue_order):
+            uid = workload.key.uid
+            if workload.finished or (self._owner is not None and uid == self._owner.key.uid):
+                continue
+            if workload.kind is Side.OWN and (workload.reserved or uid in others):
+                placed.append(workload)
+            elif workload.kind is Side.BORROW and uid in leaving:
+                room.give(workload.pod_facts)
+            elif workload.kind is Side.BORROW and (workload.reserved or uid in soon):
+                self._waiting.append(workload)
+        for workload in placed:
+            room.take(unplaced(workload), pod_size(workload))
+        return room
+
+    # ---- writing
+
+    def _write(self, chosen: Sequence[Candidate], repayment: Repayment) -> None:
+        mine, cuts = self._demand.demand_id, self._cuts
+        kept: set[str] = set()
+        for line, gpus in repayment.direct:
+            kept.add(piece := cuts.cut(line.line_id, gpus))
+            cuts.pledge(piece, mine)
+        for line, other, gpus in repayment.swaps:
+            piece = cuts.cut(line.line_id, gpus)
+            cuts.swap(piece, cuts.cut(other.line_id, gpus))
+            cuts.pledge(piece, mine)
+            kept.add(piece)
+        for line, source in repayment.novations:
+            piece = cuts.cut(line.line_id, source.gpus)
+            cuts.novate(piece, source.lender)
+            cuts.pledge(piece, mine)
+            kept.add(piece)
+        if self._demand.kind is DemandKind.PLACEMENT:
+            for candidate in chosen:
+                for line in candidate.lines:
+                    if self._teller.free_of(line):
+                        cuts.pledge(line.line_id, mine)
+                        kept.add(line.line_id)
+        replaced = novated(self._desk)
+        for line in self._desk.lines(LineState.GRANTED, LineState.RECALLED):
+            if line.demand == mine and line.line_id not in kept | replaced:
+                cuts.pledge(line.line_id, None)
+
+    def _transaction(self) -> Transaction | None:
+        demand, books = self._demand, self._desk.books
+        return self._cuts.transaction(
+            f"plan/{demand.demand_id}/{books.revision}",
+            reclaim_id(books.cluster, books.pool, demand.lender),
+            f"{demand.lender} needs {demand.gpus} GPUs: {demand.reason or demand.kind}",
+            self._desk.now,
+        )
+
+    def _victim(self, candidate: Candidate) -> Victim:
+        workload = candidate.workload
+        return Victim(
+            workload=workload.key,
+            borrower=workload.group,
+            gpus=sum(line.gpus for line in candidate.lines),
+            line_ids=self._cuts.lines_of(workload.key.uid),
+            reclaim_class=workload.contract.reclaim_class,
+            needs_checkpoint=needs_checkpoint(workload),
+            on_checkpoint_failure=on_failure(self._desk, self._demand, workload.group),
+            grace=grace(self._desk, workload.group),
+        )
+
+    def _approval(self) -> bool:
+        terms = self._desk.group(self._demand.lender)
+        return terms is not None and terms.approval is Approval.REQUIRED and self._demand.kind is not DemandKind.RETURN
+
+    def _why_not(self, repayment: Repayment, left: int) -> str:
+        if self._choice.protected_until is not None:
+            return f"borrowed work has just come back and is protected until {self._choice.protected_until:%H:%M:%S}"
+        if repayment.total < left:
+            return f"{left - repayment.total} of {self._demand.gpus} GPUs cannot be had: nobody else may be stopped"
+        return "the owner's pods have room on no nodes, whoever is stopped"

@@ -1,0 +1,131 @@
+"""How stopped work repays a lender: its own lines, legal swaps of lines, and novation of what goes on running.
+
+    direct     a victim's line of the demanding lender
+    swap       a victim's line of another lender exchanges lenders with an equal line of the demanding lender that
+               goes on running: the other lender lends on, the demanding one is repaid
+    novation   somebody with free slack takes over a line of the demanding lender that goes on running
+
+Every limit and guarantee holds after each of them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gpubank.decide.desk import Desk, line_order
+from gpubank.decide.lend import has_demand
+from gpubank.decide.slack import Source, Till
+from gpubank.decide.use import novated
+from gpubank.decide.victims import Candidate
+from gpubank.domain.demand import Demand, DemandKind
+from gpubank.domain.loan import Line, LineState
+
+LENDING_LIMIT: Final = "lending"
+"""Last part of the id of a demand that only loans to others can meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repayment:
+    """What a set of victims repays, in GPUs per line; parts of lines are cut off when it is written."""
+
+    direct: tuple[tuple[Line, int], ...] = ()
+    swaps: tuple[tuple[Line, Line, int], ...] = ()
+    """Victim's line, running line, GPUs."""
+
+    novations: tuple[tuple[Line, Source], ...] = ()
+
+    @property
+    def total(self) -> int:
+        """GPUs that come back in all."""
+        return (
+            sum(gpus for _, gpus in self.direct)
+            + sum(gpus for *_, gpus in self.swaps)
+            + sum(source.gpus for _, source in self.novations)
+        )
+
+
+class Teller:
+    """Works out repayments for one demand."""
+
+    def __init__(self, desk: Desk, demand: Demand) -> None:
+        self._desk = desk
+        self._demand = demand
+        self._novated = novated(desk)
+        shut = {group for group in desk.groups if has_demand(desk, group)} | {demand.lender}
+        self._till = Till(desk, without=frozenset(shut))
+        self._lines = desk.lines(LineState.GRANTED)
+
+    def counts(self, line: Line) -> bool:
+        """Whether the line, once back, helps the demand."""
+        only_others = self._demand.kind is DemandKind.LIMIT and self._demand.demand_id.endswith(f"/{LENDING_LIMIT}")
+        return line.lender == self._demand.lender and not (only_others and line.is_self_loan)
+
+    def free_of(self, line: Line) -> bool:
+        """Whether no other demand has the line."""
+        return line.demand in (None, self._demand.demand_id)
+
+    def repay(self, chosen: Iterable[Candidate], gpus: int) -> Repayment:
+        """Return how the chosen repay up to `gpus` GPUs, with what need not be stopped at all."""
+        victims = sorted((line for candidate in chosen for line in candidate.lines), key=line_order)
+        uids = {line.workload.uid for line in victims}
+        direct = []
+        for line in victims:
+            if gpus > 0 and self.counts(line) and self.free_of(line) and line.line_id not in self._novated:
+                direct.append((line, min(line.gpus, gpus)))
+                gpus -= direct[-1][1]
+        running = {
+            line.line_id: line.gpus
+            for line in self._lines
+            if self.counts(line) and line.demand is None and line.workload.uid not in uids and self._in_use(line)
+        }
+        till = self._till.copy()
+        swaps = self._swaps(victims, running, gpus, till)
+        gpus -= sum(part for *_, part in swaps)
+        return Repayment(tuple(direct), tuple(swaps), tuple(self._novations(running, gpus, till)))
+
+    def _in_use(self, line: Line) -> bool:
+        workload = self._desk.workload(line.workload.uid)
+        return workload is not None and workload.reserved and line.line_id not in self._novated
+
+    def _swaps(
+        self, victims: list[Line], running: dict[str, int], gpus: int, till: Till
+    ) -> list[tuple[Line, Line, int]]:
+        swaps = []
+        lender = self._demand.lender
+        for line in victims:
+            foreign = line.state is LineState.GRANTED and line.lender != lender and line.demand is None
+            left = line.gpus if foreign and not line.is_self_loan and line.line_id not in self._novated else 0
+            for other in self._lines:
+                part = min(left, running.get(other.line_id, 0), gpus)
+                if part > 0 and other.is_self_loan:
+                    # The lender's own borrow work would go on with a loan of somebody else: within its limits only.
+                    part = min(part, till.room(lender), self._may_lend(line.borrower))
+                if part <= 0:
+                    continue
+                if other.is_self_loan:
+                    till.use_room(lender, part)
+                swaps.append((line, other, part))
+                running[other.line_id] -= part
+                left -= part
+                gpus -= part
+        return swaps
+
+    def _may_lend(self, borrower: str) -> int:
+        """GPUs that the demanding lender may lend to `borrower` in the place of a loan to itself."""
+        lender = self._demand.lender
+        terms = self._desk.group(lender)
+        if borrower == lender or terms is None:
+            return 10**9
+        return max(terms.lending_limit - self._desk.books.lent_to_others(lender), 0)
+
+    def _novations(self, running: dict[str, int], gpus: int, till: Till) -> list[tuple[Line, Source]]:
+        novations = []
+        for line in self._lines:
+            left = min(running.get(line.line_id, 0), gpus)
+            if left <= 0:
+                continue
+            for source in till.sources(line.borrower, left, room=None if line.is_self_loan else left):
+                till.take(source, line.borrower, novates_loan=not line.is_self_loan)
+                novations.append((line, source))
+                gpus -= source.gpus
+        return novations

@@ -1,0 +1,144 @@
+"""Slack: what a lender has to spare right now, and from whom a loan would come.
+
+for others   min(lendingLimit − lent to others, guarantee − lent − own reservation − own demand)
+for itself   the same without the lendingLimit
+surplus      capacity − Σ guarantees − lent, never what a guarantee is still to rise by
+
+All of it is computed anew from books and facts; nothing here remembers.
+"""
+
+from copy import copy
+from typing import NamedTuple
+
+from gpubank.decide.desk import Desk
+from gpubank.domain.contract import Side
+from gpubank.domain.loan import SURPLUS, LineState
+
+
+class Source(NamedTuple):
+    """A part of a loan: who lends how much."""
+
+    lender: str
+    gpus: int
+
+
+def own_slack(desk: Desk, group: str) -> int:
+    """GPUs that the group could lend to itself.
+
+    Quota pledged to its demands and quota that its waiting work is owed are the same GPUs as far as they overlap.
+    Slack that appeared after a recall must have lasted `resumeAfter`.
+    """
+    guarantee = desk.books.guarantee(group)
+    if guarantee.recalled and (
+        guarantee.slack_since is None or not desk.lasted(guarantee.slack_since, desk.terms.resume_after)
+    ):
+        return 0
+    return max(raw_slack(desk, group), 0)
+
+
+def raw_slack(desk: Desk, group: str) -> int:
+    """GPUs of the guarantee that are neither lent nor used nor owed to own work; negative where it is overdrawn."""
+    books, guarantee = desk.books, desk.books.guarantee(group)
+    wanted = max(books.pledged(group), sum(workload.gpus for workload in desk.owed(group)))
+    held = min(guarantee.in_force - guarantee.releasing, desk.target(group))
+    return held - books.lent(group) - desk.reserved(group, Side.OWN) - wanted
+
+
+def lendable(desk: Desk, group: str) -> int:
+    """GPUs that the group could lend to others."""
+    terms = desk.group(group)
+    if terms is None:
+        return 0
+    return max(min(terms.lending_limit - desk.books.lent_to_others(group), own_slack(desk, group)), 0)
+
+
+def surplus_limit(desk: Desk, capacity: int) -> int:
+    """Most GPUs that may be lent as surplus if the pool has `capacity`: what no group is or is to be guaranteed."""
+    return max(capacity - sum(committed(desk, group) for group in desk.groups), 0)
+
+
+def committed(desk: Desk, group: str) -> int:
+    """GPUs that the group is entitled to: its target, or what it uses of a guarantee that has yet to fall to it."""
+    in_use = min(desk.books.guarantee(group).in_force, desk.reserved(group, Side.OWN))
+    return max(desk.target(group), in_use)
+
+
+def physical(desk: Desk) -> int:
+    """GPUs that the pool's nodes have: all of the ready ones, and what still runs on the others."""
+    return sum(node.gpus if node.ready else node.used for node in desk.facts.nodes)
+
+
+def lendable_surplus(desk: Desk) -> int:
+    """GPUs of the surplus that could be lent."""
+    owed = sum(max(desk.target(g) - desk.books.guarantee(g).in_force, 0) for g in desk.groups)
+    limit = surplus_limit(desk, min(desk.terms.capacity, physical(desk)))
+    return max(min(desk.books.surplus - owed, limit - desk.books.lent(SURPLUS)), 0)
+
+
+def borrowed(desk: Desk, group: str) -> int:
+    """GPUs that the group holds of others, counting loans to itself that are about to be novated to others."""
+    replaced = (desk.books.line(line.replaces) for line in desk.lines(LineState.OFFERED) if line.replaces is not None)
+    return desk.books.borrowed(group) + sum(
+        old.gpus for old in replaced if old is not None and old.is_self_loan and old.borrower == group
+    )
+
+
+def borrow_room(desk: Desk, group: str) -> int:
+    """GPUs that the group may still borrow of others."""
+    terms = desk.group(group)
+    return max(terms.borrow_limit - borrowed(desk, group), 0) if terms is not None else 0
+
+
+class Till:
+    """What every lender has to spare and every borrower may still take, counted down while a plan is made."""
+
+    def __init__(self, desk: Desk, *, without: frozenset[str] = frozenset()) -> None:
+        """Count once; lenders in `without` lend nothing."""
+        self._own = {group: own_slack(desk, group) for group in desk.groups if group not in without}
+        self._others = {group: lendable(desk, group) for group in desk.groups if group not in without}
+        if SURPLUS not in without:
+            self._others[SURPLUS] = lendable_surplus(desk)
+        self._room = {group: borrow_room(desk, group) for group in desk.groups}
+
+    def copy(self) -> "Till":
+        """Return the same till, to be tried out."""
+        other = copy(self)
+        other._own, other._others, other._room = dict(self._own), dict(self._others), dict(self._room)
+        return other
+
+    def room(self, borrower: str) -> int:
+        """GPUs that the group may still borrow of others."""
+        return self._room.get(borrower, 0)
+
+    def sources(self, borrower: str, gpus: int, *, room: int | None = None) -> list[Source]:
+        """Return who would lend the borrower up to `gpus` GPUs: as much as there is, in this order.
+
+        1. the borrower itself;
+        2. the surplus;
+        3. other groups, most slack first, then by name.
+
+        What comes of others stays within `room`, by default the borrower's borrowLimit.
+        """
+        found: list[Source] = []
+        room = self.room(borrower) if room is None else room
+        if (own := min(self._own.get(borrower, 0), gpus)) > 0:
+            found.append(Source(borrower, own))
+            gpus -= own
+        for lender in sorted(self._others, key=lambda name: (name != SURPLUS, -self._others[name], name)):
+            if lender != borrower and (part := min(self._others[lender], gpus, room)) > 0:
+                found.append(Source(lender, part))
+                gpus -= part
+                room -= part
+        return found
+
+    def take(self, source: Source, borrower: str, *, novates_loan: bool = False) -> None:
+        """Count down a part that was promised; what novates a loan of others takes no more of the borrowLimit."""
+        lender, gpus = source
+        if lender in self._own:
+            self._own[lender] -= gpus
+        if lender != borrower:
+            self._others[lender] -= gpus
+            if not novates_loan:
+                self.use_room(borrower, gpus)
+        elif lender in self._others:
+            self._others[lender] = min(self._others[lender], self._own[lender])

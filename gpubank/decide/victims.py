@@ -1,0 +1,168 @@
+"""Victims: whom a recall may stop, and in which order.
+
+The first difference decides:
+
+1. on its way out already, for another demand or an earlier plan of this one;
+2. class: reserved but pods not running; retryable and short; with a checkpoint hook; retryable and long; notebooks;
+   unsaveable (only where the borrower's policy names it);
+3. lower priority first;
+4. newest first, for it loses the least work;
+5. uid, so that the order is total and a replay chooses alike.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from gpubank.decide.desk import Desk, line_order
+from gpubank.domain.contract import ReclaimClass, Side
+from gpubank.domain.demand import Demand, DemandKind
+from gpubank.domain.facts import WorkloadFacts
+from gpubank.domain.loan import Line, LineState
+from gpubank.domain.policy import DEFAULT_PREEMPT, OnCheckpointFailure
+from gpubank.domain.pool import OnOverdue
+
+SHORT: Final = timedelta(hours=1)
+"""Longest work that is rerun without regret: by what its author expects, else by how long it has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A borrow Workload that may be stopped."""
+
+    workload: WorkloadFacts
+    lines: tuple[Line, ...]
+    """Its granted and recalled lines, oldest first."""
+
+    leaving: bool
+    """Being recalled already."""
+
+    sunk: bool
+    """Stopped already; its GPUs come whatever is decided now."""
+
+    @property
+    def uid(self) -> str:
+        """Uid of the Workload."""
+        return self.workload.key.uid
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who may be stopped now, and when somebody else may be."""
+
+    candidates: tuple[Candidate, ...]
+    protected_until: datetime | None
+    """When the first candidate that has run too shortly may be stopped."""
+
+
+def runs(workload: WorkloadFacts) -> bool:
+    """Whether any pod of the Workload is running."""
+    return any(pod.running and not pod.terminating for pod in workload.pod_facts)
+
+
+def stop_class(workload: WorkloadFacts, now: datetime) -> int:
+    """Return what stopping the Workload costs, as a rank from 0 (nothing is lost)."""
+    if not runs(workload):
+        return 0
+    reclaim_class = workload.contract.reclaim_class
+    if reclaim_class is ReclaimClass.RETRYABLE:
+        length = workload.contract.expected_duration
+        if length is None:
+            length = now - (workload.admitted_at or now)
+        return 1 if length <= SHORT else 3
+    return {ReclaimClass.CHECKPOINTABLE: 2, ReclaimClass.NOTEBOOK: 4}.get(reclaim_class, 5)
+
+
+def needs_checkpoint(workload: WorkloadFacts) -> bool:
+    """Whether the Workload is of a class that is not stopped without a verified checkpoint."""
+    return workload.contract.reclaim_class is ReclaimClass.CHECKPOINTABLE and runs(workload)
+
+
+def grace(desk: Desk, borrower: str) -> timedelta:
+    """Longest notice of the borrower's work: its policy's gracePeriod, within the pool's maxGracePeriod."""
+    terms = desk.group(borrower)
+    return min(terms.grace_period, desk.terms.max_grace_period) if terms is not None else desk.terms.max_grace_period
+
+
+def overdue(desk: Desk, demand: Demand) -> bool:
+    """Whether maxTimeToReturn has passed and the pool then evicts."""
+    return desk.now >= demand.due_at and desk.terms.on_overdue is OnOverdue.EVICT
+
+
+def on_failure(desk: Desk, demand: Demand, borrower: str) -> OnCheckpointFailure:
+    """What happens to a victim without a durable checkpoint: the borrower's policy, or the pool's once overdue."""
+    terms = desk.group(borrower)
+    if overdue(desk, demand):
+        return OnCheckpointFailure.EVICT
+    return terms.on_checkpoint_failure if terms is not None else OnCheckpointFailure.PROTECT
+
+
+def choose_from(desk: Desk, demand: Demand, spared: frozenset[str]) -> Choice:
+    """Return the Workloads that may be stopped for the demand, in the order in which they are taken.
+
+    The borrower's policy must allow its class. A group's loan to itself is a victim only for its own group's demand.
+    Whoever was brought back has `minRunTime` to make progress, unless the demand would be late for it. `spared`
+    Workloads have refused; an overdue demand of a pool that evicts spares nobody.
+    """
+    found: list[Candidate] = []
+    until: list[datetime] = []
+    for workload in desk.of_side(Side.BORROW):
+        candidate = _candidate(desk, demand, workload, spared)
+        if candidate is None:
+            continue
+        free_at = _protected_until(desk, demand, workload)
+        if free_at is not None and not candidate.leaving:
+            until.append(free_at)
+        else:
+            found.append(candidate)
+    found.sort(key=lambda candidate: _order(candidate, demand, desk.now))
+    return Choice(tuple(found), min(until, default=None))
+
+
+def _order(candidate: Candidate, demand: Demand, now: datetime) -> tuple[object, ...]:
+    workload = candidate.workload
+    asked = any(line.demand == demand.demand_id for line in candidate.lines)
+    admitted = workload.admitted_at or now
+    return (
+        not candidate.sunk,
+        not asked,
+        not candidate.leaving,
+        stop_class(workload, now),
+        workload.priority,
+        -admitted.timestamp(),
+        workload.key.uid,
+    )
+
+
+def _candidate(desk: Desk, demand: Demand, workload: WorkloadFacts, spared: frozenset[str]) -> Candidate | None:
+    uid = workload.key.uid
+    lines = tuple(
+        sorted(
+            (x for x in desk.books.lines_of(uid) if x.state in (LineState.GRANTED, LineState.RECALLED)), key=line_order
+        )
+    )
+    if not lines or workload.gone:
+        return None
+    sunk = workload.parked and all(line.state is LineState.RECALLED for line in lines)
+    candidate = Candidate(workload, lines, any(line.state is LineState.RECALLED for line in lines), sunk)
+    if demand.kind is DemandKind.RETURN:
+        asked = demand.workload is None or demand.workload.uid == uid
+        return candidate if asked else None
+    if all(line.is_self_loan for line in lines) and demand.lender != workload.group:
+        return None
+    if sunk:
+        return candidate
+    if uid in spared and not overdue(desk, demand):
+        return None
+    terms = desk.group(workload.group)
+    allowed = terms.only_preempt if terms is not None else frozenset(DEFAULT_PREEMPT)
+    return candidate if workload.contract.reclaim_class.preempt_class in allowed else None
+
+
+def _protected_until(desk: Desk, demand: Demand, workload: WorkloadFacts) -> datetime | None:
+    """Return until when minRunTime protects a Workload that was brought back; None if it does not."""
+    if workload.mark is None or workload.mark.step != "resume" or workload.admitted_at is None:
+        return None
+    until = workload.admitted_at + desk.terms.min_run_time
+    late = until + grace(desk, workload.group) + desk.terms.max_termination > demand.due_at
+    return None if late or desk.now >= until else until

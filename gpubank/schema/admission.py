@@ -1,0 +1,290 @@
+"""ValidatingAdmissionPolicies on borrow queues: what cannot be recalled cleanly never gets in.
+
+    borrow-class         Jobs and other kinds with suspend: one class of the workload contract, whole, never inference
+    borrow-termination   Jobs: terminationGracePeriodSeconds within maxTermination of the queue's pool
+    borrow-unsuspendable bare pods and services: nothing that has no suspend can borrow
+
+An object is judged when its queue label ends in `-borrow`: when it is made, when it starts, and when it is told
+otherwise while it runs. Stopping it is never judged, nor is what a pool's limits have become since it was made, or a
+recall could hang on the rule that serves it. The API server does it by itself, so that it holds while
+the bank is down. `gpubank.domain.contract.WorkloadContract` says the same in Python; one table of examples holds the
+two together.
+"""
+
+from typing import Any, Final
+
+from gpubank.domain.base import BORROW_SUFFIX, GROUP
+from gpubank.domain.contract import (
+    CAPACITY_ROLE_LABEL,
+    CHECKPOINT_ENDPOINT_ANNOTATION,
+    CHECKPOINT_STORAGE_ANNOTATION,
+    CHECKPOINT_TRANSPORT_ANNOTATION,
+    ELASTIC_JOB_ANNOTATION,
+    MIN_PARALLELISM_ANNOTATION,
+    QUEUE_LABEL,
+    RETRYABLE_LABEL,
+    WORKLOAD_TYPE_LABEL,
+    Transport,
+    WorkloadType,
+)
+from gpubank.schema.kinds import KINDS
+
+DEFAULT_TERMINATION_SECONDS: Final = 30
+"""Kubernetes' own default, where a pod template does not say."""
+
+Manifest = dict[str, Any]
+
+# Kinds with suspend, beside Job: their labels stand on the object itself, for templates differ from kind to kind.
+_SUSPENDABLE: Final = (
+    ("jobset.x-k8s.io", ("jobsets",)),
+    ("kubeflow.org", ("jaxjobs", "mpijobs", "paddlejobs", "pytorchjobs", "tfjobs", "xgboostjobs")),
+    ("ray.io", ("rayclusters", "rayjobs")),
+    ("trainer.kubeflow.org", ("trainjobs",)),
+)
+_SUSPENDABLE_OWNERS: Final = (
+    "Job", "JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob", "RayCluster", "RayJob", "JobSet",
+    "TrainJob",
+)  # fmt: skip
+_SERVICES: Final = (
+    ("apps", ("deployments", "replicasets", "statefulsets", "daemonsets")),
+    ("leaderworkerset.x-k8s.io", ("leaderworkersets",)),
+)
+
+_IN_BORROW_QUEUE: Final = (
+    f"has(object.metadata.labels) && '{QUEUE_LABEL}' in object.metadata.labels"
+    f" && object.metadata.labels['{QUEUE_LABEL}'].endsWith('{BORROW_SUFFIX}')"
+)
+# What is going away must be able to: its finalizers are removed by updates.
+_NOT_DELETING: Final = "!has(object.metadata.deletionTimestamp)"
+
+
+def _or_empty(path: str) -> str:
+    return f"(has({path}) ? {path} : {{}})"
+
+
+def _suspended(holder: str) -> str:
+    return f"(has({holder}.spec.suspend) && {holder}.spec.suspend)"
+
+
+_TOLD_OTHERWISE: Final = " || ".join(
+    f"{_or_empty(f'object.metadata.{field}')} != {_or_empty(f'oldObject.metadata.{field}')}"
+    for field in ("labels", "annotations")
+)
+_CREATED: Final = "request.operation == 'CREATE'"
+_JOB_STARTS: Final = f"{_CREATED} || (!{_suspended('object')} && ({_suspended('oldObject')} || {_TOLD_OTHERWISE}))"
+_QUEUED_ANEW: Final = (
+    f"{_CREATED} || !('{QUEUE_LABEL}' in {_or_empty('oldObject.metadata.labels')})"
+    f" || oldObject.metadata.labels['{QUEUE_LABEL}'] != object.metadata.labels['{QUEUE_LABEL}']"
+)
+
+
+def admission_policies() -> list[Manifest]:
+    """Render the policies and their bindings, each policy before its binding."""
+    return [
+        manifest
+        for policy in (_job_class(), _other_class(), _termination(), _unsuspendable())
+        for manifest in (policy, _binding(policy))
+    ]
+
+
+def _job_class() -> Manifest:
+    return _policy(
+        "borrow-class-jobs",
+        [("batch", ("jobs",))],
+        ["CREATE", "UPDATE"],
+        [
+            *_OBJECT_MAPS,
+            *_TEMPLATE_MAPS,
+            *_class_variables(template=True),
+        ],
+        _CLASS_VALIDATIONS,
+        when=_JOB_STARTS,
+    )
+
+
+def _other_class() -> Manifest:
+    return _policy(
+        "borrow-class-other-kinds",
+        _SUSPENDABLE,
+        ["CREATE", "UPDATE"],
+        [*_OBJECT_MAPS, *_class_variables(template=False)],
+        _CLASS_VALIDATIONS,
+        when=f"{_CREATED} || {_TOLD_OTHERWISE}",
+    )
+
+
+def _termination() -> Manifest:
+    """Judge by the pool's own limit: every pool is a parameter, and only the queue's pool speaks."""
+    policy = _policy(
+        "borrow-termination",
+        [("batch", ("jobs",))],
+        ["CREATE", "UPDATE"],
+        [
+            {
+                "name": "seconds",
+                "expression": "has(object.spec.template.spec.terminationGracePeriodSeconds)"
+                " ? object.spec.template.spec.terminationGracePeriodSeconds"
+                f" : {DEFAULT_TERMINATION_SECONDS}",
+            },
+            {
+                "name": "concerned",
+                "expression": f"object.metadata.labels['{QUEUE_LABEL}'] == params.metadata.name + '{BORROW_SUFFIX}'",
+            },
+        ],
+        [
+            {
+                "expression": "!variables.concerned"
+                " || duration(string(variables.seconds) + 's') <= duration(params.spec.limits.maxTermination)",
+                "messageExpression": "'terminationGracePeriodSeconds is ' + string(variables.seconds)"
+                " + ': work that borrows from pool ' + params.metadata.name + ' ends within '"
+                " + params.spec.limits.maxTermination + ' (maxTermination); lower it, and save checkpoints on request"
+                " instead'",
+                "reason": "Invalid",
+            }
+        ],
+        when=_QUEUED_ANEW,
+    )
+    pool = KINDS["GPUPool"].model
+    policy["spec"]["paramKind"] = {"apiVersion": pool.model_fields["api_version"].default, "kind": "GPUPool"}
+    return policy
+
+
+def _unsuspendable() -> Manifest:
+    """Refuse pods that nothing suspendable owns, and every kind that serves."""
+    owners = ", ".join(f"'{owner}'" for owner in _SUSPENDABLE_OWNERS)
+    return _policy(
+        "borrow-unsuspendable",
+        [("", ("pods",)), *_SERVICES],
+        ["CREATE"],
+        [
+            {
+                "name": "owned",
+                "expression": "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(owner,"
+                f" has(owner.controller) && owner.controller && owner.kind in [{owners}])",
+            }
+        ],
+        [
+            {
+                "expression": "request.kind.kind == 'Pod' && variables.owned",
+                "messageExpression": "request.kind.kind + ' in a borrow queue: only what can be suspended borrows;"
+                " submit it as a Job, or to the group\\'s own queue'",
+                "reason": "Invalid",
+            }
+        ],
+        when=_CREATED,
+    )
+
+
+_OBJECT_MAPS: Final = [
+    {"name": field, "expression": f"has(object.metadata.{field}) ? object.metadata.{field} : {{}}"}
+    for field in ("labels", "annotations")
+]
+_TEMPLATE_MAPS: Final = [
+    {
+        "name": f"template{field.title()}",
+        "expression": f"has(object.spec.template.metadata) && has(object.spec.template.metadata.{field})"
+        f" ? object.spec.template.metadata.{field} : {{}}",
+    }
+    for field in ("labels", "annotations")
+]
+
+
+def _lookup(field: str, name: str, *, template: bool) -> str:
+    """Read a label or annotation: the object's own, else its pod template's, else nothing."""
+    below = f"variables.template{field.title()}"
+    inner = f"('{name}' in {below} ? {below}['{name}'] : '')" if template else "''"
+    return f"'{name}' in variables.{field} ? variables.{field}['{name}'] : {inner}"
+
+
+def _class_variables(*, template: bool) -> list[Manifest]:
+    reads = {
+        "type": ("labels", WORKLOAD_TYPE_LABEL),
+        "retryable": ("labels", RETRYABLE_LABEL),
+        "role": ("labels", CAPACITY_ROLE_LABEL),
+        "transport": ("annotations", CHECKPOINT_TRANSPORT_ANNOTATION),
+        "storage": ("annotations", CHECKPOINT_STORAGE_ANNOTATION),
+        "endpoint": ("annotations", CHECKPOINT_ENDPOINT_ANNOTATION),
+    }
+    return [
+        {"name": name, "expression": _lookup(field, key, template=template)} for name, (field, key) in reads.items()
+    ]
+
+
+_TRANSPORTS: Final = ", ".join(f"'{transport}'" for transport in Transport)
+_CHECKPOINTABLE: Final = (
+    f"variables.transport in [{_TRANSPORTS}] && variables.storage.contains('://')"
+    f" && (variables.transport != '{Transport.EXEC}' || variables.endpoint != '')"
+)
+_CLASS_VALIDATIONS: Final = [
+    {
+        "expression": f"variables.type != '{WorkloadType.INFERENCE}' && variables.role == ''",
+        "message": "inference and work with a capacity role never borrows, for it is never stopped;"
+        " submit it to the group's own queue",
+        "reason": "Invalid",
+    },
+    {
+        "expression": f"variables.retryable == 'true' || variables.type == '{WorkloadType.NOTEBOOK}'"
+        f" || ({_CHECKPOINTABLE})",
+        "message": f"work that borrows says how it can be stopped: label {RETRYABLE_LABEL}=true,"
+        f" or annotations {CHECKPOINT_TRANSPORT_ANNOTATION} and {CHECKPOINT_STORAGE_ANNOTATION},"
+        f" or label {WORKLOAD_TYPE_LABEL}=notebook; add one, or submit it to the group's own queue",
+        "reason": "Invalid",
+    },
+    {
+        "expression": f"!('{MIN_PARALLELISM_ANNOTATION}' in variables.annotations)"
+        f" && !('{ELASTIC_JOB_ANNOTATION}' in variables.annotations)",
+        "message": "a loan is whole: neither partial nor elastic jobs borrow;"
+        f" remove the annotation {MIN_PARALLELISM_ANNOTATION} or {ELASTIC_JOB_ANNOTATION}",
+        "reason": "Invalid",
+    },
+]
+
+
+def _policy(
+    name: str,
+    resources: Any,
+    operations: list[str],
+    variables: list[Manifest],
+    validations: list[Manifest],
+    *,
+    when: str,
+) -> Manifest:
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": f"{name}.{GROUP}"},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [
+                    {
+                        "apiGroups": [group],
+                        "apiVersions": ["*"],
+                        "operations": operations,
+                        "resources": list(plurals),
+                    }
+                    for group, plurals in resources
+                ]
+            },
+            "matchConditions": [
+                {"name": "in-a-borrow-queue", "expression": _IN_BORROW_QUEUE},
+                {"name": "not-being-deleted", "expression": _NOT_DELETING},
+                {"name": "to-be-judged", "expression": when},
+            ],
+            "variables": variables,
+            "validations": validations,
+        },
+    }
+
+
+def _binding(policy: Manifest) -> Manifest:
+    spec: Manifest = {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    if "paramKind" in policy["spec"]:
+        # Without any pool there is no borrow queue either, and nothing to judge.
+        spec["paramRef"] = {"selector": {}, "parameterNotFoundAction": "Allow"}
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": policy["metadata"]["name"]},
+        "spec": spec,
+    }

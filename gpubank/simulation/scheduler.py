@@ -1,0 +1,147 @@
+"""Admission as Kueue does it, as far as the bank depends on it.
+
+    new, changed, reactivated ──▶ heap ── head of every queue, one cycle ──▶ reserved
+                                    ▲                   │ does not fit
+                  1 s batch after   │                   ▼
+                  a capacity event  └────────────── inadmissible
+
+Each queue admits against its own quota alone, best effort in the order of priority and creation. A cycle judges by
+the quotas that were in force when it began, and its verdict holds however they were edited meanwhile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpubank.simulation.clock import Timeline, Timing
+from gpubank.simulation.queues import Queue
+from gpubank.simulation.workloads import Workload
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What a cycle decided about one head when it began."""
+
+    queue: Queue
+    workload: Workload
+    fits: bool
+
+
+class Scheduler:
+    """Admits Workloads to queues."""
+
+    def __init__(self, timeline: Timeline, timing: Timing, admitted: Callable[[Workload], None]) -> None:
+        self._timeline = timeline
+        self._timing = timing
+        self._admitted = admitted
+        self._members: dict[str, dict[str, Workload]] = {}
+        self._heap: dict[str, set[str]] = {}
+        self._inadmissible: dict[str, set[str]] = {}
+        self._batches: set[str] = set()
+        self._requeued: set[str] = set()
+        self._cycle: tuple[_Verdict, ...] | None = None
+        self._arranged = False
+        self._stall = 0.0
+
+    # -- what it knows
+
+    def join(self, queue: Queue, workload: Workload) -> None:
+        """Take a Workload into a queue, and consider it at once."""
+        self._members.setdefault(queue.name, {})[workload.uid] = workload
+        self.consider(queue, workload)
+
+    def leave(self, queue: Queue, workload: Workload) -> None:
+        """Forget a Workload that is gone."""
+        self._members.get(queue.name, {}).pop(workload.uid, None)
+        self._drop(queue, workload)
+
+    def members(self, queue: Queue) -> tuple[Workload, ...]:
+        """Return every Workload of the queue, in its order."""
+        return tuple(sorted(self._members.get(queue.name, {}).values(), key=lambda workload: workload.rank))
+
+    def reserved(self, queue: Queue) -> int:
+        """Return the GPUs that the queue's Workloads hold."""
+        members = self._members.get(queue.name, {}).values()
+        return sum(workload.gpus for workload in members if workload.reserved and not workload.finished)
+
+    # -- what happens to it
+
+    def consider(self, queue: Queue, workload: Workload) -> None:
+        """Put a Workload that is new, or has changed, into the heap; the next cycle sees it."""
+        self._drop(queue, workload)
+        if workload.eligible:
+            self._heap.setdefault(queue.name, set()).add(workload.uid)
+            self._arrange_cycle()
+
+    def withdraw(self, queue: Queue, workload: Workload) -> None:
+        """Consider a Workload no longer."""
+        self._drop(queue, workload)
+
+    def capacity_event(self, queue: Queue) -> None:
+        """Note that those who did not fit may fit now; they are considered again with the next batch."""
+        if queue.name not in self._batches:
+            self._batches.add(queue.name)
+            self._timeline.after(self._timing.batch, lambda: self._requeue(queue))
+
+    def stall(self, seconds: float) -> None:
+        """Let the next cycle take this long, as on a busy cluster."""
+        self._stall = seconds
+
+    # -- cycles
+
+    def _drop(self, queue: Queue, workload: Workload) -> None:
+        self._heap.get(queue.name, set()).discard(workload.uid)
+        self._inadmissible.get(queue.name, set()).discard(workload.uid)
+
+    def _requeue(self, queue: Queue) -> None:
+        self._batches.discard(queue.name)
+        self._requeued.add(queue.name)
+        if waiting := self._inadmissible.pop(queue.name, set()):
+            self._heap.setdefault(queue.name, set()).update(waiting)
+            self._arrange_cycle()
+
+    def _arrange_cycle(self) -> None:
+        if self._cycle is None and not self._arranged:
+            self._arranged = True
+            self._timeline.after(0, self._begin)
+
+    def _begin(self) -> None:
+        self._arranged = False
+        self._requeued.clear()
+        verdicts = []
+        for name in sorted(self._heap):
+            if (head := self._pop(name)) is not None:
+                queue, workload = head
+                fits = self.reserved(queue) + workload.gpus <= queue.in_force
+                verdicts.append(_Verdict(queue, workload, fits))
+        if not verdicts:
+            return
+        self._cycle = tuple(verdicts)
+        length, self._stall = self._stall or self._timing.cycle, 0.0
+        self._timeline.after(length, self._end)
+
+    def _pop(self, name: str) -> tuple[Queue, Workload] | None:
+        heap, members = self._heap[name], self._members.get(name, {})
+        waiting = [members[uid] for uid in heap if uid in members]
+        if not waiting:
+            self._heap.pop(name)
+            return None
+        head = min(waiting, key=lambda workload: workload.rank)
+        heap.discard(head.uid)
+        return (head.queue, head) if head.queue is not None else None
+
+    def _end(self) -> None:
+        verdicts, self._cycle = self._cycle or (), None
+        for verdict in verdicts:
+            queue, workload = verdict.queue, verdict.workload
+            known = workload.uid in self._members.get(queue.name, {})
+            if not known or not workload.eligible or workload.uid in self._heap.get(queue.name, set()):
+                continue  # it ended, was stopped, or changed meanwhile and has its turn in the next cycle
+            if verdict.fits:
+                self._admitted(workload)
+            elif queue.name in self._requeued:
+                # Capacity was freed while this cycle ran: parking it now would lose that event.
+                self._heap.setdefault(queue.name, set()).add(workload.uid)
+            else:
+                self._inadmissible.setdefault(queue.name, set()).add(workload.uid)
+        if any(self._heap.values()):
+            self._arrange_cycle()

@@ -1,0 +1,232 @@
+"""A broken or hostile trainer behind the HTTP transport."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx2
+import pytest
+
+from gpubank.adapters.checkpoint import (
+    AddressRules,
+    HttpHook,
+)
+from gpubank.domain.checkpoint import (
+    CheckpointRequest,
+    CheckpointState,
+    CheckpointTarget,
+)
+from gpubank.domain.contract import Transport
+from gpubank.domain.errors import BackendError
+
+UID = "pod-uid-1"
+
+
+def request(name: str = "loan/local/uid-1/1", epoch: int = 1, reason: str = "wanted back") -> CheckpointRequest:
+    return CheckpointRequest(id=name, epoch=epoch, deadline=datetime.now(UTC) + timedelta(minutes=10), reason=reason)
+
+
+Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def replies(content: bytes) -> Play:
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(content)
+        await writer.drain()
+
+    return play
+
+
+def status(line: str, body: bytes = b"", *headers: str) -> Play:
+    head = "\r\n".join([f"HTTP/1.1 {line}", f"Content-Length: {len(body)}", *headers, "", ""])
+    return replies(head.encode() + body)
+
+
+async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()  # until the bank gives up
+
+
+async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def pours(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n")
+    while True:
+        writer.write(b" " * 100_000)
+        await writer.drain()
+
+
+async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+
+
+class Server:
+    """Plays one part on a free port of this machine."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.calls = 0
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.calls += 1
+        try:
+            await self._play(reader, writer)
+        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+
+def http_target(endpoint: str, pod_ip: str = "") -> CheckpointTarget:
+    return CheckpointTarget(
+        namespace="a", pod="p", uid=UID, transport=Transport.HTTP, endpoint=endpoint, storage="file:///x", pod_ip=pod_ip
+    )
+
+
+@pytest.mark.parametrize(
+    ("play", "says"),
+    [
+        pytest.param(hangs, "did not answer within", id="hang"),
+        pytest.param(drips, "did not answer within", id="slow-drip"),
+        pytest.param(pours, "more than 65536 bytes", id="flood"),
+        pytest.param(hangs_up, "cannot be reached", id="hang-up"),
+        pytest.param(status("500 Oops", b'{"message": "cuda error"}'), "500: cuda error", id="500"),
+        pytest.param(status("503 Busy"), "503", id="503"),
+        pytest.param(status("429 Slow"), "429", id="429"),
+        pytest.param(status("200 OK", b"<html>"), "no checkpoint answer", id="garbage"),
+        pytest.param(status("202 Accepted", b'{"state": "perhaps"}'), "state: ", id="unknown-state"),
+        pytest.param(status("200 OK", b"\x1f\x8b", "Content-Encoding: gzip"), "no checkpoint answer", id="packed"),
+        pytest.param(replies(b"SSH-2.0-OpenSSH\r\n"), "cannot be reached", id="no-http"),
+    ],
+)
+async def test_broken_trainer_is_a_failure_that_may_pass(play: Play, says: str) -> None:
+    http = HttpHook(rules=AddressRules(loopback=True), timeout=timedelta(seconds=1))
+    async with Server(play) as endpoint:
+        with pytest.raises(BackendError, match=says):
+            await http.request(http_target(endpoint), request())
+        with pytest.raises(BackendError, match=says):
+            await http.answer(http_target(endpoint), "r-1")
+    await http.close()
+
+
+@pytest.mark.parametrize(
+    ("play", "says"),
+    [
+        pytest.param(status("400 Bad", b'{"message": "epoch: must be"}'), "epoch: must be", id="400"),
+        pytest.param(status("403 No"), "403", id="403"),
+        pytest.param(status("409 Old", b'{"message": "is older"}'), "is older", id="409"),
+        pytest.param(status("404 None"), "embed the hook", id="404"),
+        pytest.param(status("501 None"), "embed the hook", id="501"),
+        pytest.param(status("302 Found", b"", "Location: http://127.0.0.1:1/"), "redirects are not", id="redirect"),
+    ],
+)
+async def test_refusal_is_a_failed_answer_with_the_reason(play: Play, says: str) -> None:
+    http = HttpHook(rules=AddressRules(loopback=True))
+    async with Server(play) as endpoint:
+        answer = await http.request(http_target(endpoint), request())
+    await http.close()
+    assert answer.state is CheckpointState.FAILED
+    assert says in answer.message
+
+
+async def test_redirect_is_never_followed() -> None:
+    elsewhere = Server(status("200 OK", b'{"state": "durable"}'))
+    http = HttpHook(rules=AddressRules(loopback=True))
+    async with elsewhere as secret, Server(status("307 Go", b"", f"Location: {secret}/v1/checkpoint")) as endpoint:
+        answer = await http.request(http_target(endpoint), request())
+        assert answer.state is CheckpointState.FAILED
+    await http.close()
+    assert elsewhere.calls == 0
+
+
+async def test_nobody_listening_is_a_failure_that_may_pass() -> None:
+    async with Server(hangs) as endpoint:
+        pass
+    http = HttpHook(rules=AddressRules(loopback=True))
+    with pytest.raises(BackendError, match="cannot be reached"):
+        await http.answer(http_target(endpoint), "r-1")
+    await http.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "pod_ip", "says"),
+    [
+        ("", "10.1.2.3", "none is declared"),
+        ("8471", "", "no address yet"),
+        ("ftp://10.1.2.3", "10.1.2.3", "http or https"),
+        ("file:///etc/passwd", "10.1.2.3", "http or https"),
+        ("http://user:pw@10.1.2.3", "10.1.2.3", "scheme, host and port only"),
+        ("http://10.1.2.3/admin", "10.1.2.3", "scheme, host and port only"),
+        ("http://10.1.2.3?x=y", "10.1.2.3", "scheme, host and port only"),
+        ("http://metadata.internal", "10.1.2.3", "must be an IP address"),
+        ("http://2130706433:80", "10.1.2.3", "must be an IP address"),
+        ("http://10.9.9.9:8471", "10.1.2.3", "neither the pod's address"),
+        ("http://169.254.169.254", "169.254.169.254", "neither the pod's address"),
+        ("http://127.0.0.1:8471", "10.1.2.3", "neither the pod's address"),
+        ("http://localhost:8471", "10.1.2.3", "neither the pod's address"),
+        ("http://127.0.0.1:8471", "127.0.0.1", "neither the pod's address"),
+        ("http://[::1]:8471", "10.1.2.3", "neither the pod's address"),
+        ("http://[::ffff:127.0.0.1]:8471", "10.1.2.3", "neither the pod's address"),
+        ("http://10.1.2.3:99999", "10.1.2.3", "Port out of range"),
+        ("http://[", "10.1.2.3", "Invalid IPv6"),
+    ],
+)
+async def test_endpoint_that_is_not_the_pods_own_is_never_called(endpoint: str, pod_ip: str, says: str) -> None:
+    def must_not_be_called(call: Any) -> Any:
+        raise AssertionError(f"called {call.url}")
+
+    http = HttpHook(transport=httpx2.MockTransport(must_not_be_called))
+    answer = await http.request(http_target(endpoint, pod_ip), request())
+    assert answer.state is CheckpointState.FAILED
+    assert says in answer.message
+    assert await http.answer(http_target(endpoint, pod_ip), "r-1") == answer
+    await http.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "pod_ip", "networks", "url"),
+    [
+        ("8471", "10.1.2.3", (), "http://10.1.2.3:8471/v1/checkpoint"),
+        (":8471", "fd00::1", (), "http://[fd00::1]:8471/v1/checkpoint"),
+        ("10.1.2.3:8471", "10.1.2.3", (), "http://10.1.2.3:8471/v1/checkpoint"),
+        ("https://10.1.2.3/", "10.1.2.3", (), "https://10.1.2.3/v1/checkpoint"),
+        ("http://10.9.9.9:8471", "10.1.2.3", ("10.9.0.0/16",), "http://10.9.9.9:8471/v1/checkpoint"),
+    ],
+)
+async def test_pods_own_address_and_allowed_networks_are_called(
+    endpoint: str, pod_ip: str, networks: tuple[str, ...], url: str
+) -> None:
+    called: list[str] = []
+
+    def answers(call: Any) -> Any:
+        called.append(str(call.url))
+        return httpx2.Response(202, stream=httpx2.ByteStream(b'{"state": "accepted"}'))
+
+    http = HttpHook(rules=AddressRules(networks=networks), transport=httpx2.MockTransport(answers))
+    assert (await http.request(http_target(endpoint, pod_ip), request())).state is CheckpointState.ACCEPTED
+    assert called == [url]
+    await http.close()

@@ -1,0 +1,141 @@
+"""What a Loan remembers, and how it shows it: state, deadlines, answers to Reclaims, Temporal's UI."""
+
+from datetime import datetime
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import FailureError
+
+with workflow.unsafe.imports_passed_through():
+    from gpubank.domain.policy import OnCheckpointFailure
+    from gpubank.domain.recall import (
+        LOAN_MOVES,
+        LoanInput,
+        LoanOutcome,
+        LoanPhase,
+        LoanReport,
+        LoanState,
+        RecallOrder,
+        moved,
+    )
+    from gpubank.domain.steps import LoanStep
+    from workflows import attributes
+    from workflows.details import loan_details
+    from workflows.loan_calls import LoanActs
+
+
+class LoanDesk:
+    """The one place where a Loan's state changes."""
+
+    def __init__(self, start: LoanInput) -> None:
+        self.start = start
+        self.state = start.state or LoanState(gpus=start.gpus)
+        self.acts = LoanActs(start)
+        self.told: set[str] = set()
+        """Demands that know that the Workload may be stopped."""
+
+    # ---- what is wanted
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether nobody wants its GPUs back any more, or there is nothing left to want."""
+        return not self.state.orders or self.state.finished
+
+    @property
+    def untold(self) -> bool:
+        """Whether somebody does not know yet that the Workload may be stopped."""
+        return any(order.reclaim and order.demand not in self.told for order in self.state.orders)
+
+    @property
+    def stop_wanted(self) -> bool:
+        """Whether a demand can be met, or a person asked for the return."""
+        return self.state.stop_ordered or any(not order.reclaim for order in self.state.orders)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """End of the notice: as extended, but at once for an overdue demand."""
+        overdue = [order.deadline for order in self.state.orders if order.overdue]
+        return min(overdue) if overdue else self.state.deadline
+
+    @property
+    def past_notice(self) -> bool:
+        """Whether the notice is over."""
+        return self.deadline is None or workflow.now() >= self.deadline
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it is stopped at the end of the notice although it could not be saved."""
+        orders = self.state.orders
+        return any(o.overdue or o.on_checkpoint_failure is OnCheckpointFailure.EVICT for o in orders)
+
+    def step(self, recall: int | None = None, reason: str = "") -> LoanStep:
+        """Name a step of the term and recall that run."""
+        return self.acts.step(self.state.term, self.state.recalls if recall is None else recall, reason)
+
+    async def end_term(self, because: str, at: datetime) -> None:
+        """Close the record of the term, and book when its pods were gone."""
+        state = self.state
+        if not state.history or state.history[-1].ended_at is not None:
+            return
+        last = state.history[-1]
+        ended = last.model_copy(update={"ended_at": at, "ended_because": because, "checkpoint": state.checkpoint})
+        self.set(history=(*state.history[:-1], ended))
+        await self.acts.use(last.term, last.gpus, last.started_at, at)
+
+    # ---- answers
+
+    async def tell_durable(self) -> None:
+        """Tell everybody who does not know yet that the Workload may be stopped."""
+        for order in self.state.orders:
+            if order.reclaim and order.demand not in self.told:
+                self.told.add(order.demand)
+                await self._report(order, LoanOutcome.DURABLE, self.state.note)
+
+    async def answer(self, outcome: LoanOutcome, reason: str) -> None:
+        """Answer everybody who waits; the recall is over for them."""
+        orders = self.state.orders
+        self.set(orders=())
+        for order in orders:
+            if order.reclaim:
+                await self._report(order, outcome, reason)
+
+    async def _report(self, order: RecallOrder, outcome: LoanOutcome, reason: str) -> None:
+        report = LoanReport(loan=workflow.info().workflow_id, demand=order.demand, outcome=outcome, reason=reason[:300])
+        try:
+            await workflow.get_external_workflow_handle(order.reclaim).signal("report", report)
+        except FailureError as error:
+            # Its Reclaim has ended or was terminated; one that follows plans from the books.
+            workflow.logger.info("nobody hears %s of %s: %s", outcome, order.demand, error)
+
+    # ---- state
+
+    def set(self, **update: Any) -> None:
+        """Remember something."""
+        self.state = self.state.model_copy(update=update)
+
+    def move(self, phase: LoanPhase, note: str) -> None:
+        """Enter a phase that the table allows."""
+        self.set(phase=moved(workflow.info().workflow_id, LOAN_MOVES, self.state.phase, phase))
+        self.show(note)
+
+    def show(self, note: str = "") -> None:
+        """Tell the UI, in one upsert."""
+        if note:
+            self.set(note=note)
+        start, state = self.start, self.state
+        order, due = state.order, self.deadline
+        workflow.upsert_search_attributes(
+            [
+                attributes.PHASE.value_set(state.phase),
+                attributes.CLUSTER.value_set(start.cluster),
+                attributes.POOL.value_set(start.pool),
+                attributes.BORROWER.value_set(start.borrower),
+                attributes.WORKLOAD.value_set(attributes.workload_name(start.workload)),
+                attributes.LENDERS.value_set(list(state.lenders)),
+                attributes.GPUS.value_set(state.gpus),
+                attributes.REASON.value_set(order.kind) if order else attributes.REASON.value_unset(),
+                attributes.GROUP.value_set(order.lender) if order else attributes.GROUP.value_unset(),
+                attributes.DUE_AT.value_set(due) if due else attributes.DUE_AT.value_unset(),
+            ]
+        )
+        workflow.set_current_details(loan_details(start, state))

@@ -1,0 +1,265 @@
+"""One recall of one Loan: notice, verified checkpoint, stop, return; or release, or protection."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from enum import Enum, auto
+from typing import Final
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from gpubank.domain.recall import LOAN_MOVES, LoanInput, LoanOutcome, LoanPhase
+    from gpubank.domain.steps import CheckpointOutcome, CheckpointStep, LoanStep, StopResult
+    from workflows.details import clock
+    from workflows.loan_desk import LoanDesk
+    from workflows.waiting import wait_until
+
+ASK_AGAIN: Final = 2
+"""Times that a trainer which says that it failed is asked in one recall."""
+
+REFRESH: Final = timedelta(seconds=30)
+"""Time for a fresh checkpoint where the first one became too old; what was verified before stands if none comes."""
+
+CHECK_DEMANDS: Final = timedelta(seconds=60)
+"""How often a Loan that may be stopped makes sure that somebody still wants it."""
+
+_RECALL_PHASES: Final = frozenset({LoanPhase.RECALLED, LoanPhase.CHECKPOINTING, LoanPhase.DURABLE})
+
+
+class _Next(Enum):
+    """How a stage of a recall ended."""
+
+    READY = auto()
+    RELEASED = auto()
+    FINISHED = auto()
+    FAILED = auto()
+    STOPPED = auto()
+
+
+class LoanRecalls(LoanDesk):
+    """Carries the recalls of one Loan out, one after the other."""
+
+    def __init__(self, start: LoanInput) -> None:
+        super().__init__(start)
+        self._lost = False
+        """It will be stopped without the checkpoint that its class asks for."""
+
+    async def recall(self) -> None:
+        """Carry out the recall that the first order asks for, for everybody who asks meanwhile."""
+        order = self.state.orders[0]
+        number = self.state.recalls + 1
+        self.set(recalls=number, deadline=order.deadline, stop_ordered=False)
+        self.told.clear()
+        self._lost = False
+        step = self.step(number, order.reason)
+        found = await self.acts.recall_lines(step, lambda: self.unwanted)
+        if found is None:
+            await self._let_go(step, "nobody wants it any more")
+            return
+        if not found.lines:
+            why = "the job finished or is gone" if found.finished else "it holds no loan now"
+            self.set(deadline=None, finished=found.finished)
+            await self.answer(LoanOutcome.GONE if found.finished else LoanOutcome.RETURNED, why)
+            return
+        if self.state.phase is LoanPhase.PARKED:
+            self.move(LoanPhase.ACTIVE, "came back")
+        self.set(term=found.term, gpus=found.gpus, lenders=found.lenders)
+        self.move(LoanPhase.RECALLED, f"recalled: {order.reason}")
+        step = self.step(number, order.reason)
+        end = _Next.FINISHED if found.finished else await self._save(step)
+        if end is _Next.READY:
+            end = await self._await_stop(step)
+        await self._conclude(end, step)
+
+    async def _conclude(self, end: _Next, step: LoanStep) -> None:
+        if end is _Next.RELEASED:
+            await self._let_go(step, "nobody wants it any more")
+        elif end is _Next.FAILED:
+            await self._protect(step)
+        elif end is _Next.STOPPED:
+            self.move(LoanPhase.STOPPING, "deactivated")
+            await self.see_off(step.reason)
+        else:
+            await self.see_off("the job finished or is gone")
+
+    async def _save(self, step: LoanStep) -> _Next:
+        """Tell the owner, and have a checkpoint verified where the class asks for one."""
+        saves = any(order.needs_checkpoint for order in self.state.orders)
+        what = f"saved and stopped; the notice ends at {clock(self.deadline)}" if saves else "stopped soon"
+        await self.acts.tell(
+            step.key(f"notice-{step.recall}"),
+            "LoanRecalled",
+            f"Its GPUs are wanted back ({step.reason}): it is {what}.",
+        )
+        if not saves:
+            return _Next.RELEASED if self.unwanted else _Next.READY
+        self.move(LoanPhase.CHECKPOINTING, "asked for a checkpoint")
+        for ask in range(1, ASK_AGAIN + 1):
+            outcome = await self._checkpoint(step, ask, lambda: self.deadline)
+            end = self._judge(outcome)
+            if end is not _Next.FAILED or self.past_notice:
+                break
+        if end is _Next.FAILED and self.evicts:
+            self._lost = True
+            return _Next.READY
+        return end
+
+    def _judge(self, outcome: CheckpointOutcome | None) -> _Next:
+        """What an outcome means, and how long it will be remembered."""
+        if outcome is not None and outcome.finished:
+            return _Next.FINISHED
+        if outcome is not None and outcome.nothing_to_save:
+            self.set(note="no pod runs: nothing is lost by stopping it")
+            return _Next.READY
+        if outcome is not None and outcome.checkpoint is not None:
+            saved = outcome.checkpoint
+            self.set(
+                checkpoint=saved,
+                last_step=max(self.state.last_step, saved.step),
+                note=f"its checkpoint of step {saved.step} is verified",
+            )
+            return _Next.READY
+        if self.state.finished:
+            return _Next.FINISHED
+        if not self.state.orders:
+            return _Next.RELEASED
+        why = outcome.failure if outcome is not None else f"no verified checkpoint by {clock(self.deadline)}"
+        self.set(note=why)
+        return _Next.FAILED
+
+    async def _checkpoint(
+        self, step: LoanStep, ask: int, until: Callable[[], datetime | None]
+    ) -> CheckpointOutcome | None:
+        """Ask, and see it verified; None when nobody waits for it any more, or the time is over."""
+        asked = CheckpointStep(
+            step=step,
+            request_id=step.key(f"checkpoint-{step.recall}-{ask}"),
+            epoch=step.recall,
+            deadline=until() or workflow.now(),
+            last_step=self.state.last_step,
+        )
+        outcome = await self.acts.request_checkpoint(asked, lambda: self.unwanted, until)
+        if outcome is None or outcome.failure or outcome.finished or outcome.nothing_to_save:
+            return outcome
+        asked = asked.model_copy(update={"requested_at": outcome.requested_at})
+        return await self.acts.await_checkpoint(asked, lambda: self.unwanted, until)
+
+    async def _await_stop(self, step: LoanStep) -> _Next:
+        """Say that it may be stopped, and stop it when a demand can be met."""
+        self.move(LoanPhase.DURABLE, self.state.note or "may be stopped")
+        while True:
+            await self.tell_durable()
+            check = workflow.now() + CHECK_DEMANDS
+            heard = await wait_until(
+                lambda: self.unwanted or self.stop_wanted or self.untold,
+                until=lambda check=check: check,  # type: ignore[misc]
+                summary="make sure that somebody still wants it",
+            )
+            if not heard:
+                await self._drop_ended_demands(step)
+            if self.state.finished:
+                return _Next.FINISHED
+            if not self.state.orders:
+                return _Next.RELEASED
+            if self.stop_wanted:
+                return await self._stop(step)
+
+    async def _stop(self, step: LoanStep) -> _Next:
+        await self._refresh(step)
+        result = await self.acts.stop(step, lambda: self.unwanted)
+        if result is StopResult.STOPPED:
+            await self._book_loss(step)
+            return _Next.STOPPED
+        if result is StopResult.GONE:
+            return _Next.FINISHED
+        if result is StopResult.REFUSED:
+            self.set(note="its lines were not recalled any more")
+            return _Next.FAILED
+        return _Next.FINISHED if self.state.finished else _Next.RELEASED
+
+    async def _refresh(self, step: LoanStep) -> None:
+        """Ask once more where the checkpoint has grown old; the older one stands if no fresh one comes in time."""
+        saved, order = self.state.checkpoint, self.state.order
+        if self._lost or saved is None or order is None or not order.needs_checkpoint:
+            return
+        if workflow.now() - saved.verified_at <= order.max_checkpoint_age:
+            return
+        self.move(LoanPhase.CHECKPOINTING, "its checkpoint has grown old: asked once more")
+        until = max(self.deadline or workflow.now(), workflow.now() + REFRESH)
+        outcome = await self._checkpoint(step, ASK_AGAIN + 1, lambda: until)
+        if outcome is not None and outcome.checkpoint is not None:
+            fresh = outcome.checkpoint
+            self.set(checkpoint=fresh, last_step=max(self.state.last_step, fresh.step))
+        self.move(LoanPhase.DURABLE, f"its checkpoint of step {self.state.last_step} stands")
+
+    async def see_off(self, because: str) -> None:
+        """See pods and quota gone and the lines returned; then it is parked, or the Loan is over."""
+        step = self.step(reason=because)
+        gone = await self.acts.await_gone(step)
+        if gone is None:
+            return
+        await self.end_term(because, gone.at)
+        self.set(finished=gone.finished, deadline=None, stop_ordered=False)
+        await self.answer(LoanOutcome.GONE if gone.finished else LoanOutcome.RETURNED, because)
+        if gone.finished:
+            self.move(LoanPhase.CLOSED, "the job finished or is gone")
+            return
+        self._pass_through(LoanPhase.DURABLE, LoanPhase.STOPPING, note=because)
+        self.move(LoanPhase.PARKED, f"stopped: {because}")
+        await self.acts.tell(step.key("parked"), "LoanParked", "Stopped; it comes back when there is room.")
+
+    async def _protect(self, step: LoanStep) -> None:
+        why = self.state.note or "it could not be saved in time"
+        if not await self.acts.release_lines(step.model_copy(update={"reason": why})):
+            await self._finish_stop(step)
+            return
+        self.move(LoanPhase.PROTECTED, why)
+        await self.answer(LoanOutcome.PROTECTED, why)
+        await self.acts.tell(
+            step.key(f"protected-{step.recall}"), "CheckpointFailed", f"It runs on and was not stopped: {why}."
+        )
+        self.set(deadline=None, stop_ordered=False)
+        self.move(LoanPhase.ACTIVE, f"protected: {why}")
+
+    async def _let_go(self, step: LoanStep, why: str) -> None:
+        if not await self.acts.release_lines(step.model_copy(update={"reason": why})):
+            await self._finish_stop(step)
+            return
+        self.set(deadline=None, stop_ordered=False)
+        if self.state.phase in _RECALL_PHASES:
+            self.move(LoanPhase.ACTIVE, why)
+
+    async def _finish_stop(self, step: LoanStep) -> None:
+        """Follow a stop that happened although its answer was lost."""
+        note = "it turned out to be stopped already"
+        self._pass_through(LoanPhase.RECALLED, LoanPhase.DURABLE, LoanPhase.STOPPING, note=note)
+        await self.see_off(step.reason)
+
+    def _pass_through(self, *phases: LoanPhase, note: str) -> None:
+        for phase in phases:
+            if phase in LOAN_MOVES[self.state.phase]:
+                self.move(phase, note)
+
+    async def _book_loss(self, step: LoanStep) -> None:
+        """Book the GPU time whose work is lost, where a job was stopped without the checkpoint it should have."""
+        state = self.state
+        if not self._lost:
+            return
+        term = state.history[-1] if state.history and state.history[-1].term == state.term else None
+        begins = [term.started_at] if term is not None else []
+        saved = [state.checkpoint.verified_at] if state.checkpoint is not None else []
+        since = max(begins + saved, default=workflow.now())
+        seconds = (workflow.now() - since).total_seconds()
+        detail: dict[str, str | int | float | None] = {
+            "gpus": state.gpus,
+            "since": since.isoformat(),
+            "gpu_hours": round(state.gpus * seconds / 3600, 4),
+            "reason": state.note,
+        }
+        await self.acts.note(step.key(f"loss-{step.recall}"), "work lost", detail)
+
+    async def _drop_ended_demands(self, step: LoanStep) -> None:
+        """Forget recalls whose demand has ended although nobody said so, as when a Reclaim was terminated."""
+        sight = await self.acts.look(step)
+        kept = tuple(o for o in self.state.orders if not o.reclaim or o.demand in sight.live_demands)
+        self.set(orders=kept, finished=self.state.finished or sight.finished)

@@ -1,0 +1,19 @@
+"""How activities are retried, and how long one attempt may take. Nothing here gives up: people and signals do."""
+
+from datetime import timedelta
+from typing import Final
+
+from temporalio.common import RetryPolicy
+
+ATTEMPT: Final = timedelta(seconds=30)
+"""Longest attempt of any activity."""
+
+STEADY: Final = RetryPolicy(
+    initial_interval=timedelta(milliseconds=250), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
+)
+"""For effects: quick after a lost race, patient with a backend that is down."""
+
+POLL: Final = RetryPolicy(
+    initial_interval=timedelta(milliseconds=250), backoff_coefficient=1.3, maximum_interval=timedelta(seconds=2)
+)
+"""For what is waited for: most comes within a second or two, the rest is looked at every two seconds."""
