@@ -78,7 +78,7 @@ class Pools:
         if facts.fail_safe_epoch:
             return
         for write in compiler.writes(await self.books(pool), facts):
-            await self.quota.write_quota(pool, write.group, write.side, nominal=write.nominal, revision=write.revision)
+            await self.quota.write_quota(pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
 
 
 def in_state(lines: tuple[Line, ...], *states: LineState) -> tuple[Line, ...]:

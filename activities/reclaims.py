@@ -5,10 +5,11 @@ from temporalio import activity
 from activities.failures import not_yet, settled
 from activities.interfaces import ReclaimCalls
 from activities.pools import Pools, in_state
-from gpubank.decide.recall import RecallPlan, Victim, plan_recall
+from gpubank.decide.recall import WHOLE, RecallPlan, Victim, plan_recall
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import Demand, DemandKind, DemandState
+from gpubank.domain.demand import Demand, DemandState
+from gpubank.domain.errors import ConflictError
 from gpubank.domain.facts import PoolFacts, QueueFacts
 from gpubank.domain.loan import Line, LineState
 from gpubank.domain.steps import (
@@ -75,6 +76,7 @@ class ReclaimActivities(ReclaimCalls):
                 victims=tuple(_victim(victim) for victim in found.victims),
                 approval_required=found.approval_required,
                 reason=found.reason,
+                retry_at=found.retry_at,
                 max_grace=terms.max_grace_period,
                 max_checkpoint_age=terms.max_checkpoint_age,
             )
@@ -99,8 +101,11 @@ class ReclaimActivities(ReclaimCalls):
                     await self._pools.write_quotas(step.pool)
                     raise not_yet(f"{len(waiting)} pledged lines are on their way: {', '.join(waiting)}")
                 found = await self._decide(step, facts, books, frozenset())
-                if found.victims or not found.complete or (found.transaction and not found.transaction.is_empty):
+                if found.victims or not found.complete:
                     return RaiseResult(outcome=RaiseOutcome.REPLAN, reason=found.reason or "more is needed than came")
+                if found.transaction is not None:  # more of its own has become idle meanwhile
+                    await self._pools.commit(found.transaction)
+                    raise ConflictError(f"demand {demand.demand_id!r} has just been planned anew")
                 await self._change(step, books, demand, DemandState.RAISED, reason="its whole set is back")
             await self._pools.write_quotas(step.pool)
             if demand.workload is not None:
@@ -189,7 +194,7 @@ class ReclaimActivities(ReclaimCalls):
 
 def _helps(plan: RecallPlan, demand: Demand) -> bool:
     """Whether a plan is carried out: half a gang's GPUs help nobody, while every GPU over a limit counts."""
-    return plan.complete or demand.kind not in (DemandKind.WORKLOAD, DemandKind.PLACEMENT)
+    return plan.complete or demand.kind not in WHOLE
 
 
 def _outstanding(books: Books, demand: Demand) -> tuple[str, ...] | None:

@@ -42,6 +42,13 @@ ALL: Final[tuple[SearchAttributeKey[Any], ...]] = (
 )
 """Everything that a namespace must know before a workflow of the bank runs in it."""
 
+KINDS: Final[dict[str, str]] = {
+    key.name: {"KEYWORD_LIST": "KeywordList"}.get(kind, kind.title())
+    for key in ALL
+    for kind in [key.indexed_value_type.name]
+}
+"""Type of every attribute, as Temporal's command line calls it."""
+
 
 def workload_name(workload: WorkloadKey) -> str:
     """Return `namespace/name` of the job, or of the Workload where its job is not known."""

@@ -114,16 +114,17 @@ class LoanWorkflow:
             return
         earlier = tuple(term for term in loan.state.history if term.term != grant.term)
         begins = len(earlier) == len(loan.state.history)
-        record = TermRecord(term=grant.term, started_at=grant.at, gpus=grant.gpus, lenders=grant.lenders)
+        since = grant.at or workflow.now()
+        record = TermRecord(term=grant.term, started_at=since, gpus=grant.gpus, lenders=grant.lenders)
         loan.set(term=grant.term, gpus=grant.gpus, lenders=grant.lenders, history=(*earlier, record), offered=False)
         if loan.state.phase is LoanPhase.PARKED:
             loan.move(LoanPhase.ACTIVE, f"came back for term {grant.term}")
         elif begins:
-            loan.show(f"runs on borrowed GPUs since {clock(grant.at)}")
+            loan.show(f"runs on borrowed GPUs since {clock(since)}")
         else:
             loan.show(f"its GPUs are lent by {', '.join(grant.lenders)} now")
         if begins:
-            await loan.acts.use(grant.term, grant.gpus, grant.at)
+            await loan.acts.use(grant.term, grant.gpus, since)
 
     async def _resume(self) -> None:
         """Reactivate it; it stays PARKED until its lines are granted."""

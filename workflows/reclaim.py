@@ -69,7 +69,7 @@ class ReclaimWorkflow:
             except TimeoutError:
                 return self.read_state()
         while True:
-            await workflow.wait_condition(lambda: self._idle() or self._failed() or self._rests())
+            await workflow.wait_condition(lambda: self._idle() or bool(self._failed()) or self._rests())
             for task in self._failed():
                 task.result()
             if self._idle():

@@ -8,7 +8,7 @@ Nobody is stopped before everybody who must be may be: after the last answer it 
 whose victims are all durable goes on to the stop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -16,36 +16,36 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from gpubank.domain.demand import DemandKind, DemandState
-    from gpubank.domain.policy import OnCheckpointFailure
     from gpubank.domain.pool import OnOverdue
     from gpubank.domain.recall import (
         RECLAIM_MOVES,
         Decision,
         DemandProgress,
-        LoanInput,
         LoanOutcome,
         LoanReport,
-        RecallOrder,
         ReclaimInput,
         ReclaimPhase,
-        ReleaseOrder,
-        StopOrder,
         VictimProgress,
-        loan_id,
         moved,
     )
-    from gpubank.domain.steps import LoanOrder, PlacedOutcome, PlannedRecall, PlannedVictim, RaiseOutcome
+    from gpubank.domain.steps import PlacedOutcome, PlannedRecall, PlannedVictim, RaiseOutcome
     from workflows.reclaim_calls import ReclaimActs
+    from workflows.reclaim_victims import OVER, Victims, names
     from workflows.waiting import wait_until
 
 SEND_AGAIN: Final = timedelta(seconds=60)
 """How often a Loan that has not answered is asked again; it may have been terminated and started anew."""
 
+LOOK_AGAIN: Final = timedelta(seconds=15)
+"""How often a demand that waits for time to pass is planned anew, for facts change too."""
+
 PAUSE: Final = timedelta(seconds=1)
 """Between a plan that did not come true and the next."""
 
 _ENDED: Final = frozenset({ReclaimPhase.MET, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED})
-_GIVEN_UP: Final = frozenset({LoanOutcome.RETURNED, LoanOutcome.GONE})
+_MAY_BE_LATE: Final = frozenset({ReclaimPhase.PLANNING, ReclaimPhase.AWAITING_APPROVAL, ReclaimPhase.RECALLING})
+"""Phases that maxTimeToReturn ends; what is being stopped or given back comes soonest if it goes on."""
+
 _WHOLE: Final = frozenset({DemandKind.WORKLOAD, DemandKind.PLACEMENT})
 """Demands that half their GPUs do not help."""
 
@@ -73,11 +73,7 @@ class DemandRun:
         self._acts = ReclaimActs(start, progress.demand)
         self._changed = changed
         self._kind = DemandKind.WORKLOAD
-        self._victims: dict[str, PlannedVictim] = {}
-        """Whoever was recalled and has not been released, by Loan."""
-
-        self._deadlines: dict[str, datetime] = {}
-        self._answers: dict[str, LoanReport] = {}
+        self._victims = Victims(start, progress.demand)
         self._decision: tuple[bool, Decision] | None = None
         self._began: datetime | None = None
         self.progress = progress.model_copy(update={"phase": ReclaimPhase.PLANNING})
@@ -110,7 +106,7 @@ class DemandRun:
 
     def hear(self, report: LoanReport) -> None:
         """Take a Loan's answer down; the last one counts."""
-        self._answers[report.loan] = report
+        self._victims.hear(report)
         self._show_victims()
 
     # ---- the whole way
@@ -120,9 +116,8 @@ class DemandRun:
         self._began = workflow.now()
         try:
             await self._look()
-            while not await self._serve():
-                await wait_until(self._disturbed, until=self._in(PAUSE), summary="before the next plan")
-                await self._mind()
+            while True:
+                await self._serve()
         except _Rest:
             return
         except _End as end:
@@ -135,24 +130,37 @@ class DemandRun:
         self._kind = view.kind
         self._set(gpus=view.gpus, reason=view.reason, due_at=view.due_at)
 
-    async def _serve(self) -> bool:
-        """Take one plan as far as it goes; False asks for the next."""
+    async def _serve(self) -> None:
+        """Take one plan as far as it goes; where it returns, the next is due."""
         plan = await self._plan()
         if plan.raised:
-            return await self._give_back()
+            await self._give_back()
+            return
         if not plan.complete and (self._kind in _WHOLE or not plan.victims):
-            had = f"{plan.covered} of {plan.need} GPUs can be had"
-            raise _End(ReclaimPhase.PARTIAL, f"{had}: {plan.reason}" if plan.reason else had)
-        await self._release(keep={self._loan(victim) for victim in plan.victims}, reason="it is not needed any more")
+            await self._lacks(plan)
+            return
+        await self._release("it is not needed any more", keep=plan.victims)
         if plan.approval_required and plan.victims and self.progress.approved_by is None:
             await self._ask(plan)
-            return False
-        if plan.victims:
-            if not await self._recall(plan):
-                return False
-            if not await self._stop(plan):
-                return False
-        return await self._give_back()
+            return
+        if plan.victims and not (await self._recall(plan) and await self._stop(plan)):
+            return
+        await self._give_back()
+
+    async def _lacks(self, plan: PlannedRecall) -> None:
+        """Wait where time alone makes more possible, else end PARTIAL."""
+        had = f"{plan.covered} of {plan.need} GPUs can be had"
+        why = f"{had}: {plan.reason}" if plan.reason else had
+        due = self._due()
+        if plan.retry_at is None or (due is not None and plan.retry_at >= due):
+            raise _End(ReclaimPhase.PARTIAL, why)
+        self._set(reason=why)
+        await self._pause(min(max(plan.retry_at - workflow.now(), PAUSE), LOOK_AGAIN))
+
+    async def _pause(self, span: timedelta) -> None:
+        end = workflow.now() + span
+        await wait_until(self._disturbed, until=lambda: end, summary="before the next plan")
+        await self._mind()
 
     async def _plan(self) -> PlannedRecall:
         while True:
@@ -186,23 +194,20 @@ class DemandRun:
     async def _recall(self, plan: PlannedRecall) -> bool:
         """Have every victim made ready; True if all of this plan were ready already."""
         self._move(ReclaimPhase.RECALLING)
-        waiting = [victim for victim in plan.victims if self._outcome(victim) is not LoanOutcome.DURABLE]
+        victims = self._victims
+        waiting = [victim for victim in plan.victims if victims.outcome(victim) is not LoanOutcome.DURABLE]
         if not waiting:
             return True
-        for victim in plan.victims:
-            self._victims[self._loan(victim)] = victim
-        for victim in waiting:
-            self._answers.pop(self._loan(victim), None)
+        victims.ask(waiting)
         self._show_victims()
         while True:
-            unheard = [victim for victim in waiting if self._outcome(victim) is None]
-            await self._acts.send(
-                [self._order(victim, plan) for victim in unheard],
-                f"recall {', '.join(victim.workload.job or victim.workload.name for victim in unheard)}",
-            )
+            unheard = [victim for victim in waiting if victims.outcome(victim) is None]
+            orders = [victims.recall(victim, plan, self.progress, self._kind) for victim in unheard]
+            await self._acts.send(orders, f"recall {names(unheard)}")
             again = workflow.now() + SEND_AGAIN
             heard = await wait_until(
-                lambda: self._disturbed() or self._settled(waiting), until=lambda again=again: self._first(again)
+                lambda: self._disturbed() or victims.answered(waiting),
+                until=lambda again=again: self._first(again),  # type: ignore[misc]
             )
             if heard and not self._disturbed():
                 self._spare(waiting)
@@ -210,90 +215,52 @@ class DemandRun:
             if await self._mind():
                 return False
 
-    def _settled(self, waiting: list[PlannedVictim]) -> bool:
-        """Whether all have answered, or one answer changes the plan."""
-        answers = [self._outcome(victim) for victim in waiting]
-        return None not in answers or any(a not in (None, LoanOutcome.DURABLE) for a in answers)
-
-    def _spare(self, victims: list[PlannedVictim]) -> None:
+    def _spare(self, victims: Sequence[PlannedVictim]) -> None:
         """Remember who runs on, and forget whoever has no answer to give any more."""
-        for victim in victims:
-            outcome = self._outcome(victim)
-            if outcome is LoanOutcome.PROTECTED:
-                self._set(spared=(*self.progress.spared, victim.workload.uid))
-            if outcome is LoanOutcome.PROTECTED or outcome in _GIVEN_UP:
-                self._victims.pop(self._loan(victim), None)
-
-    def _order(self, victim: PlannedVictim, plan: PlannedRecall) -> LoanOrder:
-        now, loan = workflow.now(), self._loan(victim)
-        deadline = self._deadlines.setdefault(loan, now + victim.grace)
-        evicts = self.progress.overdue
-        return LoanOrder(
-            start=self._loan_input(victim),
-            recall=RecallOrder(
-                reclaim=workflow.info().workflow_id,
-                demand=self.progress.demand,
-                lender=self._start.lender,
-                kind=self._kind,
-                reason=self.progress.reason or f"{self._start.lender} wants its GPUs back",
-                line_ids=victim.line_ids,
-                needs_checkpoint=victim.needs_checkpoint,
-                on_checkpoint_failure=OnCheckpointFailure.EVICT if evicts else victim.on_checkpoint_failure,
-                deadline=min(deadline, now) if evicts else deadline,
-                latest_deadline=deadline - victim.grace + max(victim.grace, plan.max_grace),
-                max_checkpoint_age=plan.max_checkpoint_age,
-                overdue=evicts,
-            ),
-        )
+        self._set(spared=(*self.progress.spared, *self._victims.protected(victims)))
+        self._victims.forget_ended(victims)
 
     # ---- stop
 
     async def _stop(self, plan: PlannedRecall) -> bool:
         """Stop every victim; False if one runs on after all."""
         self._move(ReclaimPhase.STOPPING)
-        stop = StopOrder(reclaim=workflow.info().workflow_id, demand=self.progress.demand)
-        first = True
+        victims, first = self._victims, True
         while True:
-            left = [victim for victim in plan.victims if self._outcome(victim) not in _GIVEN_UP]
-            orders = [LoanOrder(start=self._loan_input(victim), stop=stop) for victim in left]
-            if not first:  # a Loan that was started anew knows nothing of the recall
-                orders = [order for v in left for order in (self._order(v, plan), orders[left.index(v)])]
-            await self._acts.send(orders, f"stop {', '.join(v.workload.job or v.workload.name for v in left)}")
+            left = [victim for victim in plan.victims if victims.outcome(victim) not in OVER]
+            # A Loan that was started anew meanwhile knows nothing of its recall.
+            recalls = [] if first else [victims.recall(v, plan, self.progress, self._kind) for v in left]
+            await self._acts.send([*recalls, *(victims.stop(victim) for victim in left)], f"stop {names(left)}")
             first = False
             again = workflow.now() + SEND_AGAIN
             await wait_until(
-                lambda: self._disturbed() or self._stopped(plan),
+                lambda: self._disturbed() or victims.stopped(plan.victims),
                 until=lambda again=again: again,  # type: ignore[misc]
             )
             if self._disturbed():
                 await self._mind()
-            elif self._stopped(plan):
-                self._spare(list(plan.victims))
-                return not any(self._outcome(victim) is LoanOutcome.PROTECTED for victim in plan.victims)
-
-    def _stopped(self, plan: PlannedRecall) -> bool:
-        return all(
-            (outcome := self._outcome(victim)) in _GIVEN_UP or outcome is LoanOutcome.PROTECTED
-            for victim in plan.victims
-        )
+            elif victims.stopped(plan.victims):
+                self._spare(plan.victims)
+                return not victims.protected(plan.victims)
 
     # ---- return
 
-    async def _give_back(self) -> bool:
-        """Raise the lender's queue once, and see its pods on nodes; False asks for a new plan."""
+    async def _give_back(self) -> None:
+        """Raise the lender's queue once, and see its pods on nodes; where it returns, a new plan is due."""
         self._move(ReclaimPhase.RETURNING)
         while (raised := await self._acts.raise_queue(self._disturbed)) is None:
             await self._mind()
         if raised.outcome is RaiseOutcome.ENDED:
             raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
         if raised.outcome is RaiseOutcome.REPLAN:
-            return False
+            await self._pause(PAUSE)
+            return
         while (placed := await self._acts.await_placed(self._disturbed)) is None:
             await self._mind()
         if placed.outcome is PlacedOutcome.ENDED:
             raise _End(ReclaimPhase.CANCELLED, placed.reason)
         if placed.outcome is PlacedOutcome.SLIPPED:
-            return False
+            return
         self._move(ReclaimPhase.SCHEDULED)
         raise _End(ReclaimPhase.MET, "its pods are on nodes")
 
@@ -303,7 +270,7 @@ class DemandRun:
         """End the demand in the books first, so that nobody pledges to it again; then let go of who still runs."""
         if end.book:
             await self._acts.end_demand(DemandState(end.phase), end.reason)
-        await self._release(keep=set(), reason=end.reason)
+        await self._release(end.reason)
         if end.phase is not ReclaimPhase.MET:
             self._set(reason=end.reason)
         elif self._began is not None:
@@ -312,17 +279,10 @@ class DemandRun:
             seconds.record(workflow.now() - self._began, {"pool": self._start.pool, "lender": self._start.lender})
         self._move(end.phase)
 
-    async def _release(self, *, keep: set[str], reason: str) -> None:
+    async def _release(self, reason: str, *, keep: Sequence[PlannedVictim] = ()) -> None:
         """Let everybody go whom the demand does not need."""
-        free = [v for loan, v in self._victims.items() if loan not in keep and self._outcome(v) not in _GIVEN_UP]
-        order = ReleaseOrder(reclaim=workflow.info().workflow_id, demand=self.progress.demand, reason=reason)
-        await self._acts.send(
-            [LoanOrder(start=self._loan_input(victim), release=order) for victim in free],
-            f"let {', '.join(victim.workload.job or victim.workload.name for victim in free)} go",
-        )
-        for victim in free:
-            self._victims.pop(self._loan(victim), None)
-            self._answers.pop(self._loan(victim), None)
+        free = self._victims.let_go(keep)
+        await self._acts.send([self._victims.release(victim, reason) for victim in free], f"let {names(free)} go")
 
     # ---- interruptions
 
@@ -339,7 +299,7 @@ class DemandRun:
                 raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
             self.missing = False
         due = self._due()
-        if due is None or workflow.now() < due:
+        if due is None or workflow.now() < due or self.progress.phase not in _MAY_BE_LATE:
             return False
         await self._overdue()
         return True
@@ -375,45 +335,14 @@ class DemandRun:
         due = self._due()
         return moment if due is None else min(moment, due)
 
-    @staticmethod
-    def _in(span: timedelta) -> Callable[[], datetime]:
-        end = workflow.now() + span
-        return lambda: end
-
     # ---- state
-
-    def _loan(self, victim: PlannedVictim) -> str:
-        return loan_id(self._start.cluster, victim.workload.uid)
-
-    def _loan_input(self, victim: PlannedVictim) -> LoanInput:
-        return LoanInput(
-            cluster=self._start.cluster,
-            pool=self._start.pool,
-            borrower=victim.borrower,
-            workload=victim.workload,
-            gpus=victim.gpus,
-        )
-
-    def _outcome(self, victim: PlannedVictim) -> LoanOutcome | None:
-        report = self._answers.get(self._loan(victim))
-        return report.outcome if report is not None else None
 
     def _victims_planned(self, plan: PlannedRecall) -> None:
         shown = (VictimProgress(workload=v.workload, borrower=v.borrower, gpus=v.gpus) for v in plan.victims)
         self._set(victims=tuple(shown))
 
     def _show_victims(self) -> None:
-        earlier = {victim.workload.uid: victim for victim in self.progress.victims}
-        for loan, victim in self._victims.items():
-            report = self._answers.get(loan)
-            earlier[victim.workload.uid] = VictimProgress(
-                workload=victim.workload,
-                borrower=victim.borrower,
-                gpus=victim.gpus,
-                answer=report.outcome if report is not None else None,
-                reason=report.reason if report is not None else "",
-            )
-        self._set(victims=tuple(earlier.values()))
+        self._set(victims=self._victims.shown(self.progress.victims))
 
     def _set(self, **update: Any) -> None:
         self.progress = self.progress.model_copy(update=update)

@@ -68,8 +68,12 @@ def up(
     state = lab.state
     seconds = state.seconds if state else None
     did = f"lab {name!r} is up after {seconds} s" if fresh else f"lab {name!r} was up already; nothing was changed"
-    how = f"export KUBECONFIG={lab.kubeconfig}"
-    _say(as_json, f"{did}\n  {how}", name=name, started=fresh, seconds=seconds, kubeconfig=str(lab.kubeconfig))
+    facts: dict[str, Any] = {"name": name, "started": fresh, "seconds": seconds, "kubeconfig": str(lab.kubeconfig)}
+    text = f"{did}\n  export KUBECONFIG={lab.kubeconfig}"
+    if state and "postgres" in state.components:
+        facts["postgres"] = lab.postgres_url
+        text += f"\n  PostgreSQL: {lab.postgres_url}"
+    _say(as_json, text, **facts)
 
 
 @app.command()

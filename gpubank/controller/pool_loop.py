@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from gpubank.decide import compile as compiler
-from gpubank.decide.step import LenderNeeds, LoanSignal, Step, WaitingNote, step
+from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
+from gpubank.decide.waiting import WaitingNote
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
 from gpubank.domain.facts import PoolFacts
@@ -144,7 +145,7 @@ class PoolLoop:
         for write in writes:
             try:
                 await self._backend.write_quota(
-                    self.pool, write.group, write.side, nominal=write.nominal, revision=write.revision
+                    self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision
                 )
             except ConflictError as error:
                 log.info("pool %s: %s", self.pool, error)

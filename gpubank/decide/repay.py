@@ -92,6 +92,8 @@ class Teller:
     ) -> list[tuple[Line, Line, int]]:
         swaps = []
         lender = self._demand.lender
+        terms = self._desk.group(lender)
+        may_lend = max(terms.lending_limit - self._desk.books.lent_to_others(lender), 0) if terms is not None else 0
         for line in victims:
             foreign = line.state is LineState.GRANTED and line.lender != lender and line.demand is None
             left = line.gpus if foreign and not line.is_self_loan and line.line_id not in self._novated else 0
@@ -99,24 +101,17 @@ class Teller:
                 part = min(left, running.get(other.line_id, 0), gpus)
                 if part > 0 and other.is_self_loan:
                     # The lender's own borrow work would go on with a loan of somebody else: within its limits only.
-                    part = min(part, till.room(lender), self._may_lend(line.borrower))
+                    part = min(part, till.room(lender), part if line.borrower == lender else may_lend)
                 if part <= 0:
                     continue
                 if other.is_self_loan:
                     till.use_room(lender, part)
+                    may_lend -= 0 if line.borrower == lender else part
                 swaps.append((line, other, part))
                 running[other.line_id] -= part
                 left -= part
                 gpus -= part
         return swaps
-
-    def _may_lend(self, borrower: str) -> int:
-        """GPUs that the demanding lender may lend to `borrower` in the place of a loan to itself."""
-        lender = self._demand.lender
-        terms = self._desk.group(lender)
-        if borrower == lender or terms is None:
-            return 10**9
-        return max(terms.lending_limit - self._desk.books.lent_to_others(lender), 0)
 
     def _novations(self, running: dict[str, int], gpus: int, till: Till) -> list[tuple[Line, Source]]:
         novations = []

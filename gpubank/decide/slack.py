@@ -110,6 +110,10 @@ class Till:
         """GPUs that the group may still borrow of others."""
         return self._room.get(borrower, 0)
 
+    def use_room(self, borrower: str, gpus: int) -> None:
+        """Count down what the group may borrow."""
+        self._room[borrower] = self.room(borrower) - gpus
+
     def sources(self, borrower: str, gpus: int, *, room: int | None = None) -> list[Source]:
         """Return who would lend the borrower up to `gpus` GPUs: as much as there is, in this order.
 

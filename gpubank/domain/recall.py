@@ -225,8 +225,8 @@ class Granted(Message):
     term: int
     gpus: GpuCount
     lenders: tuple[str, ...] = ()
-    at: AwareDatetime
-    """When it was admitted."""
+    at: AwareDatetime | None = None
+    """When it was admitted; None means about now."""
 
 
 class Offered(Message):
@@ -241,7 +241,7 @@ class Offered(Message):
 class Ended(Message):
     """Controller to Loan: its Workload finished or is gone."""
 
-    at: AwareDatetime
+    at: AwareDatetime | None = None
     reason: str = ""
 
 

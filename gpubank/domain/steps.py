@@ -238,6 +238,9 @@ class PlannedRecall(Message):
     reason: str = ""
     """Why it is not complete."""
 
+    retry_at: AwareDatetime | None = None
+    """When time alone makes more possible."""
+
     max_grace: Duration = timedelta()
     max_checkpoint_age: Duration = timedelta(seconds=60)
 

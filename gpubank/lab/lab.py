@@ -23,7 +23,8 @@ from gpubank.lab import nodes as fleet
 from gpubank.lab import state as states
 from gpubank.lab.access import ADMIN, MASTERS, Access, Api, Manifest, documents, wait_until
 from gpubank.lab.build import build, cached
-from gpubank.lab.components import Component, Context, choose
+from gpubank.lab.components import BASE, EXTRA, Component, Context, choose
+from gpubank.lab.components.postgres import server as postgres_server
 from gpubank.lab.errors import LabError, StateError
 from gpubank.lab.names import GPU_RESOURCE
 from gpubank.lab.paths import checked_name, state_root
@@ -111,7 +112,7 @@ class Lab:
         self.build()
         with self._alone():
             if self.is_up():
-                return False
+                return self._complete()
             self._clear()
             started = time.monotonic()
             shutil.rmtree(self.folder / LOGS, ignore_errors=True)
@@ -193,6 +194,15 @@ class Lab:
         """Return a kubeconfig for a user of the lab's own authority; RBAC decides what it may do."""
         return self._context(self._known()).kubeconfig(name, group=group)
 
+    @property
+    def postgres_url(self) -> str:
+        """URL of the lab's PostgreSQL, if it was started with the component `postgres`."""
+        if "postgres" not in self._known().components:
+            raise StateError(
+                f"lab {self.name!r} runs no PostgreSQL; run `gpubank lab up --name {self.name} --with postgres`"
+            )
+        return postgres_server(self._context(self._known())).url
+
     def tls(self, user: str = ADMIN, *, group: str | None = None) -> ssl.SSLContext:
         """Return a TLS context that trusts this lab's servers only and shows the certificate of `user`."""
         authority = self._context(self._known()).authority
@@ -219,6 +229,22 @@ class Lab:
         await asyncio.to_thread(self.down)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _complete(self) -> bool:
+        """Start the components that the running lab has not got; return False if it has them all."""
+        state = self._known()
+        fresh = [each for each in self.components if each.name not in state.components]
+        if not fresh:
+            return False
+        with _locked(self.folder.parent / ".ports.lock"):
+            wanted = [port for component in fresh for port in component.ports]
+            ports = state.ports | states.choose_ports(wanted, self.folder.parent)
+            names = (*state.components, *(each.name for each in fresh))
+            state = state.model_copy(update={"ports": ports, "components": names})
+            states.write(self.folder, state)
+        alive = [name for name, living in state.alive().items() if living]
+        Starter(self._context(state), self._keep, self._report).start(fresh, settled=alive)
+        return True
 
     def _reserve(self) -> State:
         """Choose the lab's ports and promise them to it before anybody else may choose."""
@@ -269,7 +295,7 @@ class Lab:
         state = self.state
         ran = False
         if state is not None and state.boot == states.boot_id():
-            graces = {each.name: each.stop_grace for each in (*choose(), *self.components)}
+            graces = {each.name: each.stop_grace for each in (*BASE, *EXTRA, *self.components)}
             for record in reversed(state.processes):
                 if not record.identity.alive():
                     continue
@@ -282,6 +308,8 @@ class Lab:
             # Started a moment before its starter was killed, so no state file knows it; or the child of a server.
             ran = True
             stop(stray, 2)
+        for component in (*BASE, *EXTRA):
+            component.clear(self.folder)
         (self.folder / states.FILE).unlink(missing_ok=True)
         for folder in ("config", "data", "kubeconfig", "pki"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
@@ -301,10 +329,12 @@ class Lab:
         raise StateError(f"{component} of lab {self.name!r} was never started")
 
     def _component(self, name: str) -> Component:
-        for component in self.components:
+        state = self.state
+        others = [each for each in EXTRA if state and each.name in state.components]
+        for component in (*self.components, *others):
             if component.name == name:
                 return component
-        known = ", ".join(each.name for each in self.components)
+        known = ", ".join(each.name for each in (*self.components, *others))
         raise StateError(f"lab {self.name!r} has no component {name!r}; it has {known}")
 
     @contextmanager

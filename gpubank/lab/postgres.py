@@ -62,14 +62,25 @@ def find_binaries() -> Path:
 class Postgres:
     """One server in one folder; as a context manager it runs inside the block."""
 
-    def __init__(self, folder: Path | None = None, *, binaries: Path | None = None) -> None:
-        """Describe a server; `start` starts it. Without `folder` it gets one that `close` removes."""
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        binaries: Path | None = None,
+        port: int | None = None,
+        password: str | None = None,
+    ) -> None:
+        """Describe a server; `start` starts it.
+
+        What is not given is chosen: a folder, which `close` then removes, a free port, a random password. For root the
+        folder must be one that users without rights can reach.
+        """
         self._account = _unprivileged() if os.geteuid() == 0 else None
         self._own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="gpubank-postgres-"))
         self._given = binaries
-        self.port = free_port()
-        self._password = secrets.token_urlsafe(16)
+        self.port = port or free_port()
+        self._password = password or secrets.token_urlsafe(16)
         self._process: ProcessId | None = None
 
     @property
@@ -92,9 +103,18 @@ class Postgres:
         """
         if self._process and self._process.alive():
             return self.url
-        binaries = self._reachable(self._given or find_binaries())
+        self.prepare()
+        self._process = launch(self.argv(), env=environment(), log=self.log)
+        self._await()
+        return self.url
+
+    def prepare(self) -> None:
+        """Make the cluster of databases unless there is one. Raises StartError."""
         if not (self.data / "PG_VERSION").exists():
-            self._initialise(binaries)
+            self._initialise(self._binaries())
+
+    def argv(self) -> list[str]:
+        """Return the command line that serves what `prepare` made."""
         options = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -106,10 +126,15 @@ class Postgres:
             "jit": "off",
         }
         flags = [flag for name, value in options.items() for flag in ("-c", f"{name}={value}")]
-        argv = self._as_user([str(binaries / "postgres"), "-D", str(self.data), *flags])
-        self._process = launch(argv, env=_environment(), log=self.log)
-        self._await()
-        return self.url
+        return self._as_user([str(self._binaries() / "postgres"), "-D", str(self.data), *flags])
+
+    def missing(self) -> str | None:
+        """Look once: None when the server takes connections, else what it says."""
+        try:
+            with psycopg.connect(self.url, connect_timeout=2):
+                return None
+        except psycopg.OperationalError as error:
+            return str(error).strip()
 
     def stop(self) -> None:
         """Stop the server, breaking off open connections; its data stays."""
@@ -168,7 +193,7 @@ class Postgres:
         ]
         with self.log.open("a") as log:
             done = subprocess.run(
-                self._as_user(argv), stdout=log, stderr=log, env=_environment(), cwd=self.folder, check=False
+                self._as_user(argv), stdout=log, stderr=log, env=environment(), cwd=self.folder, check=False
             )
         secret.unlink()
         if done.returncode:
@@ -184,19 +209,14 @@ class Postgres:
                 input=f"CREATE DATABASE {USER};\n".encode(),
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=environment(),
                 cwd=self.folder,
                 check=True,
             )
 
     def _await(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT
-        while True:
-            try:
-                with psycopg.connect(self.url, connect_timeout=2):
-                    return
-            except psycopg.OperationalError as error:
-                why = str(error).strip()
+        while (why := self.missing()) is not None:
             alive = self._process is not None and self._process.alive()
             if not alive or time.monotonic() > deadline:
                 self.stop()
@@ -213,8 +233,9 @@ class Postgres:
         if self._account is not None:
             os.chown(path, self._account.uid, self._account.gid)
 
-    def _reachable(self, binaries: Path) -> Path:
-        """Return a folder of binaries that the server's user may enter: ours, or else a copy."""
+    def _binaries(self) -> Path:
+        """Return a folder of binaries that the server's user may enter: where they are, or else a copy."""
+        binaries = self._given or find_binaries()
         if self._account is None or _open_to_others(binaries):
             return binaries
         copy = self.folder / "install"
@@ -251,7 +272,8 @@ def _open_to_others(folder: Path) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the environment of a server: ours, without what another server left in it."""
     # PGDATA, PGPORT and their like belong to another server.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return kept | {"LC_ALL": "C"}

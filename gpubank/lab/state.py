@@ -57,9 +57,10 @@ class State(BaseModel):
     """How long the start took."""
 
     def started(self, record: Record) -> "State":
-        """Return the state with `record` added, in place of an older process of the same component."""
-        others = tuple(each for each in self.processes if each.component != record.component)
-        return self.model_copy(update={"processes": (*others, record)})
+        """Return the state with `record` added, in the place of an older process of the same component."""
+        # In its place, for what stands before it must be stopped after it.
+        known = {each.component: each for each in self.processes} | {record.component: record}
+        return self.model_copy(update={"processes": tuple(known.values())})
 
     def alive(self) -> dict[str, bool]:
         """Tell for every process whether it still runs."""

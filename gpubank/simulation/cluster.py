@@ -312,8 +312,10 @@ class SimulatedCluster:
                 _log.exception("the simulated cluster %r stumbled; it goes on with what is due next", self.name)
             at = self._timeline.next_at()
             wait = None if at is None else max(0.0, at - self.clock.monotonic())
+            # Not wait_for: it may lose the cancellation that ends this loop when both come at once.
             try:
-                await asyncio.wait_for(arranged.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await arranged.wait()
             except TimeoutError:
                 continue
 

@@ -183,4 +183,7 @@ def _start_of(pid: int) -> str | None:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return fields[19] if fields[0] not in "ZX" else None
+    state, threads, started = fields[0], int(fields[17]), fields[19]
+    # The first thread of a killed server may be a zombie while the others still hold its sockets.
+    dead = state in "ZX" and threads <= 1
+    return None if dead else started

@@ -155,11 +155,14 @@ def test_a_killed_component_comes_back_on_its_old_ports(lab: Lab) -> None:
         lab.start("second")
     lab.kill("second")
     assert not lab.is_up()
+    lab.kill("first")
+    lab.start("first")
     lab.start("second")
     after = lab.state
     assert after is not None
     assert lab.is_up()
     assert after.ports == before.ports
+    assert [each.component for each in after.processes] == ["first", "second"], "the last to start is the first to stop"
 
 
 def test_two_labs_promise_no_port_twice(lab: Lab, root: Path) -> None:

@@ -141,6 +141,19 @@ class Cache(Generic[T]):
         finally:
             self._listeners.remove(listener)
 
+    async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Wait until `holds()`, looking at every change of an entry; False when it does not within `seconds`."""
+        changed = asyncio.Event()
+        with self.heard_by(lambda before, after: changed.set()):
+            try:
+                async with asyncio.timeout(seconds):
+                    while not holds():
+                        changed.clear()
+                        await changed.wait()
+            except TimeoutError:
+                return False
+        return True
+
     # ---- upkeep
 
     async def run(self) -> None:

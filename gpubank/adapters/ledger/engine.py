@@ -8,10 +8,10 @@ lost a lock, or whose connection broke, is made again: every write carries a key
 import asyncio
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from sqlalchemy import Connection, event
@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from gpubank.domain.errors import BackendError, LedgerError, PolicyError
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[AsyncConnection], Awaitable[T]]
 
 ATTEMPTS: Final = 6
 """How often a transaction is tried before its database counts as failed."""
@@ -91,18 +92,51 @@ def _begin_postgres(connection: Connection) -> None:
 
 
 class Database:
-    """Transactions on one engine."""
+    """Transactions on one engine.
+
+    Whoever is cancelled while it waits for a transaction leaves it to its end: a driver that is cut off between two
+    statements keeps its locks, and nobody would know whether it committed.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         # SQLite has one writer: waiting for it here is fair and costs no polling.
         self._turn = asyncio.Lock() if engine.dialect.name == "sqlite" else nullcontext()
+        self._running: set[asyncio.Task[Any]] = set()
 
-    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def write(self, work: Work[T]) -> T:
         """Run `work` in one writing transaction, which is tried again where a lock was lost.
 
         Raises `BackendError` where the database fails or stays locked, and `LedgerError` where it refuses a row.
         """
+        return await self._whole(self._write(work))
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` on one moment of the database; raises `BackendError` where it fails."""
+        return await self._whole(self._read(work))
+
+    async def close(self) -> None:
+        """Wait for what is under way and close every connection."""
+        if self._running:
+            await asyncio.wait(self._running)
+        await self.engine.dispose()
+
+    async def _whole(self, transaction: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(transaction)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken note of, for its caller may be gone
+
+    async def _write(self, work: Work[T]) -> T:
         attempt = 0
         while True:
             attempt += 1
@@ -116,18 +150,12 @@ class Database:
                     raise translated(error) from error
             await asyncio.sleep(0.01 * 2**attempt * random.uniform(0.5, 1.0))
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """Read one moment of the database; raises `BackendError` where it fails."""
+    async def _read(self, work: Work[T]) -> T:
         try:
             async with self.engine.connect() as connection, connection.begin():
-                yield connection
+                return await work(connection)
         except DBAPIError as error:
             raise translated(error) from error
-
-    async def close(self) -> None:
-        """Close every connection."""
-        await self.engine.dispose()
 
 
 def passing(error: DBAPIError) -> bool:

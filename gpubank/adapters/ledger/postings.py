@@ -18,7 +18,7 @@ from gpubank.adapters.ledger.chain import Link
 from gpubank.adapters.ledger.tables import line_spans, postings
 from gpubank.decide.bill import Charge, Due, Entry, due, entry, hour_of, reversal
 from gpubank.domain.errors import LedgerError
-from gpubank.domain.ledger import Span
+from gpubank.domain.ledger import Span, imbalance
 
 ACTOR: Final = "ledger"
 _SPANS: Final = 100
@@ -120,6 +120,11 @@ async def _corrected(
         if not any(row["reversal"] for row in last):
             halves = {row["half"]: rows.posting_of(row) for row in last}
             pair = Entry(halves[_BORROWER], halves[_LENDER])
+            if imbalance(pair):
+                raise LedgerError(
+                    f"entry {pair.debit.entry!r} of pool {span.pool!r} sums to {imbalance(pair)} GPU-ms, not 0;"
+                    " nothing was posted; `gpubank ledger verify` names the row"
+                )
             if pair.debit.gpu_ms == should.gpu_ms:
                 return []
             values += _halves(span_id, reversal(pair, posted_at=posted_at), should.hour, attempt - 1, back=True)

@@ -74,8 +74,7 @@ class SqlLedger:
 
     async def books(self, cluster: str, pool: str) -> Books:
         """Return the open books of a pool; empty books where it has none."""
-        async with self._database.reading() as connection:
-            return await writing.load(connection, cluster, pool)
+        return await self._database.read(lambda connection: writing.load(connection, cluster, pool))
 
     async def commit(self, transaction: Transaction) -> Books:
         """Write one transaction, or nothing; return the books after it.
@@ -87,9 +86,7 @@ class SqlLedger:
 
     async def pools(self) -> Sequence[tuple[str, str]]:
         """Every (cluster, pool) that has books."""
-        async with self._database.reading() as connection:
-            found = await connection.execute(select(pools.c.cluster, pools.c.pool))
-            return sorted((row.cluster, row.pool) for row in found)
+        return sorted(await self._read(select(pools), lambda row: (str(row["cluster"]), str(row["pool"]))))
 
     async def lines(
         self,
@@ -203,8 +200,7 @@ class SqlLedger:
 
     async def verify(self) -> VerifyReport:
         """Check balance, amounts, rows and hash chain; name the first bad row of each kind."""
-        async with self._database.reading() as connection:
-            return await verify(connection)
+        return await self._database.read(verify)
 
     # ---- organisation
 
@@ -214,17 +210,17 @@ class SqlLedger:
 
     async def unit(self, group: str, *, at: datetime, known_at: datetime | None = None) -> OrgUnit | None:
         """Where `group` stood at `at`, as far as was known at `known_at` (now where None)."""
-        async with self._database.reading() as connection:
-            return await org.resolve(connection, group, at=at, known_at=known_at)
+        return await self._database.read(lambda connection: org.resolve(connection, group, at=at, known_at=known_at))
 
     async def units(self, group: str | None = None) -> Sequence[OrgUnit]:
         """Every recorded row, oldest first."""
-        async with self._database.reading() as connection:
-            return await org.history(connection, group)
+        return await self._database.read(lambda connection: org.history(connection, group))
 
     async def _read(self, query: Select[Any], read: Callable[[Any], T]) -> list[T]:
-        async with self._database.reading() as connection:
+        async def work(connection: AsyncConnection) -> list[T]:
             return [read(row) for row in (await connection.execute(query)).mappings()]
+
+        return await self._database.read(work)
 
 
 _LEDGER: Final = "ledger"

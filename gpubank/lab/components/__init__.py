@@ -8,12 +8,13 @@ from gpubank.lab.components.etcd import ETCD
 from gpubank.lab.components.kubernetes import API_SERVER, CONTROLLER_MANAGER, SCHEDULER
 from gpubank.lab.components.kueue import KUEUE
 from gpubank.lab.components.kwok import KWOK
+from gpubank.lab.components.postgres import POSTGRES
 from gpubank.lab.components.runner import RUNNER
 from gpubank.lab.errors import StateError
 
 BASE: Final[tuple[Component, ...]] = (ETCD, API_SERVER, CONTROLLER_MANAGER, SCHEDULER, KWOK, KUEUE, RUNNER)
 """What every lab runs."""
-EXTRA: Final[tuple[Component, ...]] = ()
+EXTRA: Final[tuple[Component, ...]] = (POSTGRES,)
 """What a lab runs when asked for by name."""
 
 

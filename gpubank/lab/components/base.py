@@ -92,6 +92,8 @@ class Component:
     """Runs before the process starts: what it needs in the cluster."""
     settle: Callable[[Context], None] = field(default=lambda context: None)
     """Runs when it is ready: what needs it in the cluster."""
+    clear: Callable[[Path], None] = field(default=lambda folder: None)
+    """Runs when the lab of that folder is gone: removes what the component kept elsewhere."""
     start_timeout: float = 60
     """Seconds until it must be ready."""
     stop_grace: float = 5

@@ -22,13 +22,12 @@ from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.entries import WorkloadEntry
 from gpubank.adapters.kubernetes.kueue.facts import pool_facts
 from gpubank.adapters.kubernetes.kueue.layout import LayoutWriter
-from gpubank.adapters.kubernetes.kueue.nudge import nudge
+from gpubank.adapters.kubernetes.kueue.order import Order
 from gpubank.adapters.kubernetes.kueue.quota import Writer
 from gpubank.adapters.kubernetes.kueue.settings import check_settings
 from gpubank.adapters.kubernetes.kueue.view import View
 from gpubank.decide.fence import Fence
 from gpubank.domain.contract import Side, cohort_name, flavor_name, queue_parts
-from gpubank.domain.errors import BackendError
 from gpubank.domain.facts import Mark, PoolFacts
 from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 from gpubank.domain.loan import WorkloadKey
@@ -65,8 +64,9 @@ class KueueBackend:
         self._cluster = cluster
         self._clock = clock
         self._view = View(connection, clock)
-        self._layout = LayoutWriter(connection, self._view)
-        self._writer = Writer(connection, self._view.absorb)
+        self._layout = LayoutWriter(connection, self._view, clock)
+        self._order = Order(connection, self._view, clock)
+        self._writer = Writer(connection, self._view.absorb, self._order)
         self._fence = Fence(cycle_p99)
         self._confirmed: dict[str, int] = {}
         self._queues_heard = self._view.queues.heard_by(self._note_stamp)
@@ -78,6 +78,7 @@ class KueueBackend:
 
     async def stop_watching(self) -> None:
         """End every watch."""
+        await self._order.end()
         await self._view.caches.stop()
         self._queues_heard.__exit__(None, None, None)
 
@@ -103,13 +104,10 @@ class KueueBackend:
         return await self._layout.remove(pool)
 
     async def observe(self, pool: str) -> PoolFacts:
-        """Return the pool's facts from the caches; see the module for how late they may be."""
+        """Return the pool's facts from the caches; see the module for how late they may be. Raises `BackendError`."""
         await self._view.caches.ready()
         fenced = await self._fenced(pool)
-        seen = self._view.seen(pool, fenced)
-        if not seen.queues and seen.flavor is None:
-            raise BackendError(f"pool {pool!r} has neither flavor nor queues of the bank at Kueue; lay it out first")
-        return pool_facts(seen, cluster=self._cluster, pool=pool, at=self._clock())
+        return pool_facts(self._view.seen(pool, fenced), cluster=self._cluster, pool=pool, at=self._clock())
 
     async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
         """Set one queue's quota and stamp; see the port."""
@@ -124,8 +122,20 @@ class KueueBackend:
         await self._writer.resume(pool, workload, mark, seen=seen)
 
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
-        """Have a waiting Workload considered at once; best effort, see `nudge`."""
-        await nudge(self._connection, self._view, pool, workload)
+        """Have a waiting Workload considered at once, if it is among the next in its queue; best effort.
+
+        `write_quota` does so by itself for whoever waits; this is for one that was passed over.
+        """
+        await self._view.caches.ready()
+        entry = self._view.workloads.get(workload.name, workload.namespace)
+        if entry is None or entry.uid != workload.uid or entry.reserved:
+            return
+        queue = self._view.queues.get(self._queue_of(entry))
+        if queue is None or not queues.belongs(queue, pool):
+            return
+        entries = self._order.next_in(queue, queues.nominal(queue))
+        if any(each.uid == workload.uid for each in entries):
+            await self._order.open(queue, entries)
 
     async def changes(self, pool: str) -> AsyncIterator[None]:
         """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start."""

@@ -13,13 +13,15 @@ import asyncio
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any, Final
 
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.errors import ApiError, ApiNotFoundError
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, Kind, Object
 from gpubank.adapters.kubernetes.kueue import queues
+from gpubank.adapters.kubernetes.kueue.order import IN_ORDER_ANNOTATION, is_momentary, relaxed
 from gpubank.adapters.kubernetes.kueue.view import View
 from gpubank.domain.contract import MANAGED_BY, MANAGED_BY_LABEL, POOL_LABEL, Side, cohort_name, flavor_name
 from gpubank.domain.errors import ConflictError
@@ -38,14 +40,15 @@ _AT_ONCE: Final = 8
 class LayoutWriter:
     """Makes the cluster as a layout says."""
 
-    def __init__(self, connection: Connection, view: View) -> None:
+    def __init__(self, connection: Connection, view: View, clock: Callable[[], datetime]) -> None:
         self._connection = connection
         self._view = view
+        self._clock = clock
         self._repairs = defaultdict[tuple[str, str], deque[float]](lambda: deque(maxlen=REPAIRS))
 
     async def lay_out(self, layout: PoolLayout) -> LayoutReport:
         """Create or repair what the layout wants, retire what it no longer wants."""
-        run = _Run(self._connection, self._view, self._repairs)
+        run = _Run(self._connection, self._view, self._repairs, self._clock())
         if run.in_fail_safe(layout.pool):
             return run.report()
         sides = [(group, side) for group in layout.groups for side in Side]
@@ -70,7 +73,7 @@ class LayoutWriter:
 
     async def remove(self, pool: str) -> LayoutReport:
         """Retire everything of a pool, its flavor last."""
-        run = _Run(self._connection, self._view, self._repairs)
+        run = _Run(self._connection, self._view, self._repairs, self._clock())
         if run.in_fail_safe(pool):
             return run.report()
         await run.retire(pool, {})
@@ -83,10 +86,17 @@ class LayoutWriter:
 class _Run:
     """One pass over a pool."""
 
-    def __init__(self, connection: Connection, view: View, repairs: defaultdict[tuple[str, str], deque[float]]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        view: View,
+        repairs: defaultdict[tuple[str, str], deque[float]],
+        now: datetime,
+    ) -> None:
         self._connection = connection
         self._view = view
         self._repairs = repairs
+        self._now = now
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.changed: list[str] = []
         self.problems: list[LayoutProblem] = []
@@ -156,6 +166,12 @@ class _Run:
             await self._repoint(found, wanted)
             return
         change = _drift(kind, found, wanted)
+        if kind == CLUSTER_QUEUE and IN_ORDER_ANNOTATION in (found["metadata"].get("annotations") or {}):
+            if is_momentary(found, self._now):
+                change.get("spec", {}).pop("queueingStrategy", None)
+            else:
+                await self._relax(found)
+                return
         fields = sorted(_fields(change))
         if not fields:
             return
@@ -176,6 +192,15 @@ class _Run:
         self.changed.append(name)
         for field in fields:
             self._repairs[name, field].append(now)
+
+    async def _relax(self, found: Object) -> None:
+        """End a strict moment whose writer did not live to end it; everything else is seen in the next pass."""
+        metadata = found["metadata"]
+        written = await self._connection.patch(
+            CLUSTER_QUEUE, metadata["name"], None, relaxed(), version=metadata["resourceVersion"]
+        )
+        self._view.absorb(CLUSTER_QUEUE, written)
+        self.changed.append(_named(CLUSTER_QUEUE, found))
 
     def _is_fought(self, name: str, field: str, now: float) -> bool:
         times = self._repairs[name, field]

@@ -123,12 +123,17 @@ def stamp(body: Object) -> int:
     return _whole(body["metadata"].get("annotations"), REVISION_ANNOTATION, NO_STAMP)
 
 
-def is_acknowledged(body: Object) -> bool:
-    """Tell whether Kueue has taken in the spec as it stands."""
+def observed(body: Object) -> int:
+    """Return the generation of the spec that Kueue has taken in; 0 for none."""
     for condition in (body.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "Active":
-            return int(condition.get("observedGeneration") or 0) >= int(body["metadata"].get("generation") or 0)
-    return False
+            return int(condition.get("observedGeneration") or 0)
+    return 0
+
+
+def is_acknowledged(body: Object) -> bool:
+    """Tell whether Kueue has taken in the spec as it stands."""
+    return observed(body) >= int(body["metadata"].get("generation") or 1)
 
 
 def in_cohort(body: Object) -> bool:

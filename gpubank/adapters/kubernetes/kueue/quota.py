@@ -13,6 +13,7 @@ from gpubank.adapters.kubernetes.errors import ApiNotFoundError
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, COHORT, WORKLOAD, Kind, Object
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.entries import read_mark, write_mark
+from gpubank.adapters.kubernetes.kueue.order import Order
 from gpubank.domain.contract import MARK_ANNOTATION, REVISION_ANNOTATION, Side, cohort_name
 from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import Mark
@@ -25,42 +26,47 @@ Absorb = Callable[[Kind, Object], None]
 class Writer:
     """Writes quotas, stops and resumes."""
 
-    def __init__(self, connection: Connection, absorb: Absorb) -> None:
+    def __init__(self, connection: Connection, absorb: Absorb, order: Order) -> None:
         self._connection = connection
         self._absorb = absorb
+        self._order = order
 
     async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
-        """Set a queue's quota and stamp; `ConflictError` as the port says."""
+        """Set a queue's quota and stamp, as the port says; whoever waited for a raise comes in first."""
         name = queues.QUEUE_NAMES[kind](group, pool)
-        for last in (False, True):
-            cohort, body = await asyncio.gather(
-                self._connection.get(COHORT, cohort_name(pool)), self._connection.get(CLUSTER_QUEUE, name)
-            )
-            _refuse_in_fail_safe(pool, cohort)
-            if body is None or not queues.belongs(body, pool):
-                raise BackendError(f"ClusterQueue {name!r} is not there or not the bank's; lay the pool out first")
-            if queues.in_cohort(body):
-                cohort_ = body["spec"]["cohortName"]
-                raise ConflictError(f"ClusterQueue {name!r} stands in Cohort {cohort_!r}; the bank leaves it alone")
-            if (stamp := queues.stamp(body)) > revision:
-                fact = f"ClusterQueue {name!r} bears revision {stamp}, later than {revision}"
-                raise ConflictError(f"{fact}; compute again")
-            if (queues.nominal(body), stamp) == (nominal, revision):
-                self._absorb(CLUSTER_QUEUE, body)
-                return
-            try:
-                await self._set(pool, body, nominal, revision)
-            except ConflictError:
-                if last:
-                    raise
-            else:
-                return
+        body = await self._read(pool, name, revision)
+        if nominal > queues.nominal(body) and (entries := self._order.next_in(body, nominal)):
+            await self._order.open(body, entries)
+            body = await self._read(pool, name, revision)
+        try:
+            await self._set(pool, body, nominal, revision)
+        except ConflictError:
+            # Kueue writes its status all the time: once more, with everything read and checked anew.
+            await self._set(pool, await self._read(pool, name, revision), nominal, revision)
+
+    async def _read(self, pool: str, name: str, revision: int) -> Object:
+        """Return the queue; raise unless a quota of `revision` may be written to it."""
+        cohort, body = await asyncio.gather(
+            self._connection.get(COHORT, cohort_name(pool)), self._connection.get(CLUSTER_QUEUE, name)
+        )
+        _refuse_in_fail_safe(pool, cohort)
+        if body is None or not queues.belongs(body, pool):
+            raise BackendError(f"ClusterQueue {name!r} is not there or not the bank's; lay the pool out first")
+        if queues.in_cohort(body):
+            fact = f"ClusterQueue {name!r} stands in Cohort {body['spec']['cohortName']!r}"
+            raise ConflictError(f"{fact}; the bank leaves it alone until the fail-safe ends")
+        if (stamp := queues.stamp(body)) > revision:
+            fact = f"ClusterQueue {name!r} bears revision {stamp}, later than {revision}"
+            raise ConflictError(f"{fact}; compute again")
+        return body
 
     async def _set(self, pool: str, body: Object, nominal: int, revision: int) -> None:
-        resource = queues.resource_of(body)
+        if (queues.nominal(body), queues.stamp(body)) == (nominal, revision):
+            self._absorb(CLUSTER_QUEUE, body)
+            return
         change = {
             "metadata": {"annotations": {REVISION_ANNOTATION: str(revision)}},
-            "spec": {"resourceGroups": queues.resource_groups(pool, resource, nominal)},
+            "spec": {"resourceGroups": queues.resource_groups(pool, queues.resource_of(body), nominal)},
         }
         metadata = body["metadata"]
         written = await self._connection.patch(

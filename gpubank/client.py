@@ -1,0 +1,330 @@
+"""Typed access to the bank's workflows: signals of the controller and of Reclaims, and what people ask and decide.
+
+Every signal is a signal-with-start, for its receiver may not run; ids make it one workflow per Workload and one per
+lender. Errors come back in the bank's own words, never as Temporal's.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
+from temporalio.client import Client, TLSConfig, WorkflowExecutionStatus, WorkflowUpdateFailedError
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.interfaces import BANK_QUEUE
+from gpubank.decide.step import LoanSignal, SignalKind
+from gpubank.domain.base import Message
+from gpubank.domain.errors import BackendError, PolicyError
+from gpubank.domain.recall import (
+    Decision,
+    Ended,
+    Extension,
+    Granted,
+    LoanInput,
+    LoanPhase,
+    LoanState,
+    Needs,
+    Offered,
+    ReclaimInput,
+    ReclaimPhase,
+    ReclaimState,
+    loan_id,
+    reclaim_id,
+)
+from gpubank.domain.steps import LoanOrder
+from gpubank.settings import TemporalSettings
+from workflows import attributes
+from workflows.details import loan_summary, reclaim_summary
+from workflows.loan import LoanWorkflow
+from workflows.reclaim import ReclaimWorkflow
+
+CALL_TIMEOUT: Final = timedelta(seconds=10)
+"""Longest wait for one answer of the server."""
+
+
+class NoSuchProcessError(PolicyError):
+    """No such loan or recall is, or was, known to Temporal."""
+
+
+class LoanRow(Message):
+    """One Loan in a list, from its search attributes."""
+
+    loan: str
+    running: bool
+    phase: LoanPhase
+    cluster: str = ""
+    pool: str = ""
+    borrower: str = ""
+    workload: str = ""
+    """`namespace/name` of the job."""
+
+    gpus: int = 0
+    lenders: tuple[str, ...] = ()
+    wanted_by: str = ""
+    """Group that wants the GPUs back; empty while nobody does."""
+
+    due_at: datetime | None = None
+    started_at: datetime
+
+
+class ReclaimRow(Message):
+    """One Reclaim in a list, from its search attributes."""
+
+    reclaim: str
+    running: bool
+    phase: ReclaimPhase
+    cluster: str = ""
+    pool: str = ""
+    lender: str = ""
+    gpus: int = 0
+    needs_approval: bool = False
+    due_at: datetime | None = None
+    started_at: datetime
+    ended_at: datetime | None = None
+
+
+class BankClient:
+    """The bank's workflows of one Temporal namespace; also the controller's `Processes` and the Loans' dispatch."""
+
+    def __init__(self, temporal: Client) -> None:
+        self.temporal = temporal
+
+    @classmethod
+    async def connect(cls, settings: TemporalSettings) -> "BankClient":
+        """Connect as the settings say; raise `BackendError` where the server does not answer."""
+        try:
+            temporal = await Client.connect(
+                settings.address,
+                namespace=settings.namespace,
+                data_converter=pydantic_data_converter,
+                api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
+                tls=_tls(settings),
+            )
+        except (RuntimeError, RPCError) as error:
+            raise BackendError(
+                f"Temporal at {settings.address!r} does not answer: start it, or set temporal.address ({error})"
+            ) from error
+        return cls(temporal)
+
+    async def register_search_attributes(self) -> None:
+        """Make the namespace know every search attribute of the bank; what it knows already stays."""
+        request = AddSearchAttributesRequest(
+            namespace=self.temporal.namespace,
+            search_attributes={key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL},
+        )
+        with _in_words("search attributes"):
+            try:
+                await self.temporal.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
+            except RPCError as error:
+                if error.status is not RPCStatusCode.ALREADY_EXISTS:
+                    raise
+
+    # ---- signals of machines
+
+    async def signal_loan(self, cluster: str, pool: str, signal: LoanSignal) -> None:
+        """Tell the Loan of a borrow Workload what the controller did or saw."""
+        start = LoanInput(
+            cluster=cluster, pool=pool, borrower=signal.borrower, workload=signal.workload, gpus=signal.gpus
+        )
+        await self._signal_loan(start, *_news(signal))
+
+    async def signal_needs(self, cluster: str, pool: str, lender: str, demands: Sequence[str], *, at: datetime) -> None:
+        """Tell a lender's Reclaim which demands are open."""
+        start = ReclaimInput(cluster=cluster, pool=pool, lender=lender)
+        workflow_id = reclaim_id(cluster, pool, lender)
+        with _in_words(f"reclaim {workflow_id!r}"):
+            await self.temporal.start_workflow(
+                ReclaimWorkflow.run,
+                start,
+                id=workflow_id,
+                task_queue=BANK_QUEUE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                start_signal="needs",
+                start_signal_args=[Needs(demands=tuple(demands), at=at)],
+                static_summary=reclaim_summary(start),
+                rpc_timeout=CALL_TIMEOUT,
+            )
+
+    async def order(self, order: LoanOrder) -> None:
+        """Hand a Reclaim's order to its Loan."""
+        for name, message in (("recall", order.recall), ("stop", order.stop), ("release", order.release)):
+            if message is not None:
+                await self._signal_loan(order.start, name, message)
+
+    async def _signal_loan(self, start: LoanInput, name: str, message: Message) -> None:
+        workflow_id = loan_id(start.cluster, start.workload.uid)
+        with _in_words(f"loan {workflow_id!r}"):
+            await self.temporal.start_workflow(
+                LoanWorkflow.run,
+                start,
+                id=workflow_id,
+                task_queue=BANK_QUEUE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                start_signal=name,
+                start_signal_args=[message],
+                static_summary=loan_summary(start),
+                rpc_timeout=CALL_TIMEOUT,
+            )
+
+    # ---- what people decide
+
+    async def extend(self, loan: str, extension: Extension) -> LoanState:
+        """Give a recalled job more time; raise `PolicyError` where the pool or the phase forbids it."""
+        with _in_words(f"loan {loan!r}"):
+            handle = self.temporal.get_workflow_handle(loan)
+            return await handle.execute_update(LoanWorkflow.extend, extension, rpc_timeout=CALL_TIMEOUT)
+
+    async def return_now(self, loan: str, decision: Decision) -> LoanState:
+        """Have a job saved, stopped and its GPUs returned; raise `PolicyError` unless it runs."""
+        with _in_words(f"loan {loan!r}"):
+            handle = self.temporal.get_workflow_handle(loan)
+            return await handle.execute_update(LoanWorkflow.return_now, decision, rpc_timeout=CALL_TIMEOUT)
+
+    async def approve(self, reclaim: str, decision: Decision) -> ReclaimState:
+        """Approve what a recall would take; raise `PolicyError` unless it waits for approval."""
+        with _in_words(f"reclaim {reclaim!r}"):
+            handle = self.temporal.get_workflow_handle(reclaim)
+            return await handle.execute_update(ReclaimWorkflow.approve, decision, rpc_timeout=CALL_TIMEOUT)
+
+    async def deny(self, reclaim: str, decision: Decision) -> ReclaimState:
+        """Deny what a recall would take; raise `PolicyError` unless it waits for approval."""
+        with _in_words(f"reclaim {reclaim!r}"):
+            handle = self.temporal.get_workflow_handle(reclaim)
+            return await handle.execute_update(ReclaimWorkflow.deny, decision, rpc_timeout=CALL_TIMEOUT)
+
+    # ---- what people ask
+
+    async def loan_state(self, loan: str) -> LoanState:
+        """Return a Loan as it stands, or stood at its end; every term included."""
+        with _in_words(f"loan {loan!r}"):
+            handle = self.temporal.get_workflow_handle(loan)
+            return await handle.query(LoanWorkflow.read_state, rpc_timeout=CALL_TIMEOUT)
+
+    async def reclaim_state(self, reclaim: str) -> ReclaimState:
+        """Return a Reclaim as it stands, or stood at its end."""
+        with _in_words(f"reclaim {reclaim!r}"):
+            handle = self.temporal.get_workflow_handle(reclaim)
+            return await handle.query(ReclaimWorkflow.read_state, rpc_timeout=CALL_TIMEOUT)
+
+    async def loans(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        borrower: str | None = None,
+        phase: LoanPhase | None = None,
+        running_only: bool = True,
+        limit: int = 500,
+    ) -> list[LoanRow]:
+        """List Loans, newest first; the list may lag a second behind."""
+        wanted = {
+            attributes.CLUSTER.name: cluster,
+            attributes.POOL.name: pool,
+            attributes.BORROWER.name: borrower,
+            attributes.PHASE.name: phase,
+        }
+        return [
+            LoanRow(
+                loan=found.id,
+                running=found.status is WorkflowExecutionStatus.RUNNING,
+                phase=LoanPhase(found.typed_search_attributes.get(attributes.PHASE, LoanPhase.ACTIVE)),
+                cluster=found.typed_search_attributes.get(attributes.CLUSTER, ""),
+                pool=found.typed_search_attributes.get(attributes.POOL, ""),
+                borrower=found.typed_search_attributes.get(attributes.BORROWER, ""),
+                workload=found.typed_search_attributes.get(attributes.WORKLOAD, ""),
+                gpus=found.typed_search_attributes.get(attributes.GPUS, 0),
+                lenders=tuple(found.typed_search_attributes.get(attributes.LENDERS, ())),
+                wanted_by=found.typed_search_attributes.get(attributes.GROUP, ""),
+                due_at=found.typed_search_attributes.get(attributes.DUE_AT),
+                started_at=found.start_time,
+            )
+            async for found in self._find("Loan", wanted, running_only=running_only, limit=limit)
+        ]
+
+    async def reclaims(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        lender: str | None = None,
+        phase: ReclaimPhase | None = None,
+        running_only: bool = True,
+        limit: int = 500,
+    ) -> list[ReclaimRow]:
+        """List Reclaims, newest first; the list may lag a second behind."""
+        wanted = {
+            attributes.CLUSTER.name: cluster,
+            attributes.POOL.name: pool,
+            attributes.GROUP.name: lender,
+            attributes.PHASE.name: phase,
+        }
+        return [
+            ReclaimRow(
+                reclaim=found.id,
+                running=found.status is WorkflowExecutionStatus.RUNNING,
+                phase=ReclaimPhase(found.typed_search_attributes.get(attributes.PHASE, ReclaimPhase.PLANNING)),
+                cluster=found.typed_search_attributes.get(attributes.CLUSTER, ""),
+                pool=found.typed_search_attributes.get(attributes.POOL, ""),
+                lender=found.typed_search_attributes.get(attributes.GROUP, ""),
+                gpus=found.typed_search_attributes.get(attributes.GPUS, 0),
+                needs_approval=found.typed_search_attributes.get(attributes.NEEDS_APPROVAL, False),
+                due_at=found.typed_search_attributes.get(attributes.DUE_AT),
+                started_at=found.start_time,
+                ended_at=found.close_time,
+            )
+            async for found in self._find("Reclaim", wanted, running_only=running_only, limit=limit)
+        ]
+
+    async def _find(
+        self, kind: str, wanted: Mapping[str, str | None], *, running_only: bool, limit: int
+    ) -> AsyncIterator[Any]:
+        terms = [f"WorkflowType = {_quoted(kind)}"]
+        terms += [f"{name} = {_quoted(value)}" for name, value in wanted.items() if value is not None]
+        terms += ["ExecutionStatus = 'Running'"] if running_only else []
+        with _in_words(f"list of {kind.lower()}s"):
+            async for found in self.temporal.list_workflows(" AND ".join(terms), limit=limit, rpc_timeout=CALL_TIMEOUT):
+                yield found
+
+
+def _news(signal: LoanSignal) -> tuple[str, Message]:
+    """Put what the controller says into the Loan's words."""
+    if signal.kind is SignalKind.GRANTED:
+        return "granted", Granted(term=signal.term, gpus=signal.gpus, lenders=signal.lenders, at=signal.at)
+    if signal.kind is SignalKind.OFFERED:
+        return "offered", Offered(term=signal.term, gpus=signal.gpus)
+    return "ended", Ended(at=signal.at)
+
+
+def _tls(settings: TemporalSettings) -> TLSConfig | bool:
+    if not (settings.tls or settings.client_cert or settings.server_ca or settings.api_key):
+        return False
+    return TLSConfig(
+        server_root_ca_cert=settings.server_ca.read_bytes() if settings.server_ca else None,
+        client_cert=settings.client_cert.read_bytes() if settings.client_cert else None,
+        client_private_key=settings.client_key.read_bytes() if settings.client_key else None,
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@contextmanager
+def _in_words(subject: str) -> Iterator[None]:
+    """Say Temporal's errors in the bank's words."""
+    try:
+        yield
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        message = cause.message if isinstance(cause, ApplicationError) else str(cause)
+        raise PolicyError(message) from error
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise NoSuchProcessError(f"{subject} is not there; list what is with `gpubank loan list`") from error
+        raise BackendError(f"{subject}: Temporal does not answer ({error.status.name}): {error.message}") from error

@@ -1,0 +1,62 @@
+"""Placement: own work that is admitted and finds no node, because borrowed work stands in its way."""
+
+from datetime import timedelta
+from typing import Final
+
+from gpubank.decide.demand import TRY_AGAIN, change, demand_id
+from gpubank.decide.desk import Desk
+from gpubank.decide.fit import pod_size, unplaced
+from gpubank.decide.recall import plan_recall
+from gpubank.domain.contract import Side
+from gpubank.domain.demand import Demand, DemandKind, DemandState
+from gpubank.domain.facts import WorkloadFacts
+from gpubank.domain.transaction import DemandOpening
+
+PATIENCE: Final = timedelta(seconds=30)
+"""How long the Kubernetes scheduler gets before borrowed work is stopped for its placement."""
+
+
+def follow_placement(desk: Desk) -> None:
+    """Open demands for nodes, where stopping borrowed work would place own work that is admitted."""
+    if desk.frozen:
+        return
+    for workload in sorted(desk.of_side(Side.OWN), key=lambda w: w.key.uid):
+        missing = unplaced(workload)
+        if not workload.reserved or workload.admitted_at is None or missing == 0 or pod_size(workload) == 0:
+            continue
+        if not desk.lasted(workload.admitted_at, PATIENCE):
+            continue
+        demand = desk.books.demand(demand_id(desk, workload.group, DemandKind.PLACEMENT, workload.key.uid))
+        if demand is None:
+            _open(desk, workload, missing)
+        elif demand.state is DemandState.PARTIAL and desk.lasted(demand.moved_at or demand.opened_at, TRY_AGAIN):
+            change(desk, demand, DemandState.OPEN, "it is tried again")
+
+
+def _open(desk: Desk, workload: WorkloadFacts, missing: int) -> None:
+    opening = DemandOpening(
+        demand_id=demand_id(desk, workload.group, DemandKind.PLACEMENT, workload.key.uid),
+        lender=workload.group,
+        kind=DemandKind.PLACEMENT,
+        gpus=missing * pod_size(workload),
+        pods=missing,
+        workload=workload.key,
+        due_at=desk.now + desk.terms.max_time_to_return,
+        reason=f"{workload.key.name} of {workload.group} is admitted, and no node has room for {missing} of its pods",
+    )
+    if _would_help(desk, opening):
+        desk.write(f"demand/{opening.demand_id}", opening.reason, openings=[opening])
+
+
+def _would_help(desk: Desk, opening: DemandOpening) -> bool:
+    """Whether stopping somebody places it: not if nodes have room anyway, nor if nothing helps."""
+    demand = Demand(
+        cluster=desk.books.cluster,
+        pool=desk.books.pool,
+        opened_at=desk.now,
+        **opening.model_dump(exclude={"workload"}, by_alias=False),
+        workload=opening.workload,
+    )
+    trial = desk.books.model_copy(update={"demands": (*desk.books.demands, demand)})
+    plan = plan_recall(desk.facts, trial, desk.terms, demand.demand_id, now=desk.now)
+    return plan.complete and bool(plan.victims)

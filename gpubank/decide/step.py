@@ -1,0 +1,182 @@
+"""One step of the bank for one pool: facts and books in, what is to be written and said out.
+
+    who runs on what ─▶ overdrafts ─▶ demands ─▶ offers ─▶ unused loans ─▶ guarantees ─▶ new loans
+
+A step is a function of its arguments and remembers nothing. Its transactions apply in order, each to the books after
+the one before; each is one decision, so that a crash between two of them leaves quota idle and never lent twice.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import AwareDatetime
+
+from gpubank.decide.demand import end_stale, follow_own_work
+from gpubank.decide.desk import FENCE_POLL, Desk
+from gpubank.decide.guarantee import follow_capacity, follow_targets, rest_lenders
+from gpubank.decide.lend import offer_loans
+from gpubank.decide.limits import cure_overdraft, follow_limits
+from gpubank.decide.offers import settle_novations, settle_offers, whole_offer
+from gpubank.decide.placement import follow_placement
+from gpubank.decide.use import close_unused, reattach, settle_closing
+from gpubank.decide.waiting import WaitingNote, notes
+from gpubank.domain.base import GpuCount, Message
+from gpubank.domain.books import Books
+from gpubank.domain.contract import Side
+from gpubank.domain.demand import DemandState
+from gpubank.domain.facts import PoolFacts, WorkloadFacts
+from gpubank.domain.loan import LineState, WorkloadKey
+from gpubank.domain.terms import PoolTerms
+from gpubank.domain.transaction import Transaction
+
+
+class SignalKind(StrEnum):
+    """What a Loan is told."""
+
+    GRANTED = "granted"
+    """Its lines are granted and it is admitted."""
+
+    OFFERED = "offered"
+    """GPUs for all of it lie ready: resume it."""
+
+    ENDED = "ended"
+    """Its Workload finished or is gone."""
+
+
+class LoanSignal(Message):
+    """What one Loan is told; repeated by every step as long as it holds, so the sender folds repetitions."""
+
+    workload: WorkloadKey
+    borrower: str
+    gpus: GpuCount
+    kind: SignalKind
+    term: int
+    """Term that runs or that it would run in."""
+
+    lenders: tuple[str, ...] = ()
+    at: AwareDatetime | None = None
+    """When it was admitted or offered; an end is seen when it is said."""
+
+
+class LenderNeeds(Message):
+    """Demands of one lender that its Reclaim works on."""
+
+    lender: str
+    demand_ids: tuple[str, ...]
+
+
+class Step(Message):
+    """What one step decided."""
+
+    transactions: tuple[Transaction, ...] = ()
+    """To be committed in order; where one conflicts, the rest is dropped and the step taken anew."""
+
+    signals: tuple[LoanSignal, ...] = ()
+    needs: tuple[LenderNeeds, ...] = ()
+    waiting: tuple[WaitingNote, ...] = ()
+    wake_at: datetime | None = None
+    """When time alone changes a decision; None where only new facts do."""
+
+
+def step(facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> Step:
+    """Decide everything that can be decided about one pool now.
+
+    Under the fail-safe nothing is decided: the scheduler is in charge.
+    """
+    if facts.fail_safe_epoch:
+        return Step()
+    desk = Desk(facts, books, terms, now)
+    follow_capacity(desk)
+    reattach(desk)
+    settle_closing(desk)
+    cure_overdraft(desk)
+    end_stale(desk)
+    follow_own_work(desk)
+    follow_limits(desk)
+    settle_novations(desk)
+    settle_offers(desk)
+    close_unused(desk)
+    follow_targets(desk)
+    follow_placement(desk)
+    rest_lenders(desk)
+    offer_loans(desk)
+    _wake_for_fences(desk)
+    if desk.frozen and terms.freeze is not None and terms.freeze.until is not None:
+        desk.wake(terms.freeze.until)
+    return Step(
+        transactions=tuple(desk.transactions),
+        signals=_signals(desk),
+        needs=_needs(desk),
+        waiting=notes(desk),
+        wake_at=min(desk.wakes, default=None),
+    )
+
+
+def _wake_for_fences(desk: Desk) -> None:
+    """Look again soon while a fence is awaited: it passes with time, not with an event."""
+    lowered = desk.lines(LineState.OFFERED, LineState.CLOSING)
+    releasing = [guarantee for guarantee in desk.books.guarantees if guarantee.releasing]
+    raised = [demand for demand in desk.books.demands if demand.state is DemandState.RAISED]
+    if lowered or releasing or raised:
+        desk.wake(desk.now + FENCE_POLL)
+
+
+def _needs(desk: Desk) -> tuple[LenderNeeds, ...]:
+    found: dict[str, list[str]] = {}
+    for demand in desk.books.demands:
+        if demand.state in (DemandState.OPEN, DemandState.RAISED):
+            found.setdefault(demand.lender, []).append(demand.demand_id)
+    return tuple(LenderNeeds(lender=lender, demand_ids=tuple(sorted(ids))) for lender, ids in sorted(found.items()))
+
+
+def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
+    signals = [
+        signal
+        for workload in sorted(desk.facts.workloads, key=lambda w: w.key.uid)
+        if workload.kind is Side.BORROW and (signal := _signal(desk, workload)) is not None
+    ]
+    seen = {workload.key.uid for workload in desk.facts.workloads}
+    gone = {line.workload.uid: line for line in desk.books.lines if line.workload.uid not in seen}
+    ended = [
+        LoanSignal(
+            workload=line.workload,
+            borrower=line.borrower,
+            gpus=sum(other.gpus for other in desk.books.lines_of(uid)),
+            kind=SignalKind.ENDED,
+            term=line.term,
+        )
+        for uid, line in sorted(gone.items())
+    ]
+    return (*signals, *ended)
+
+
+def _signal(desk: Desk, workload: WorkloadFacts) -> LoanSignal | None:
+    lines = desk.books.lines_of(workload.key.uid)
+    granted = [line for line in lines if line.state is LineState.GRANTED]
+    if workload.finished:
+        return _say(workload, SignalKind.ENDED, workload.next_term, ())
+    if workload.reserved and workload.active and sum(line.gpus for line in granted) >= workload.gpus > 0:
+        lenders = tuple(sorted({line.lender for line in granted}))
+        return _say(workload, SignalKind.GRANTED, granted[0].term, lenders, workload.admitted_at)
+    if workload.parked and whole_offer(desk, workload):
+        lenders = tuple(sorted({line.lender for line in lines}))
+        return _say(workload, SignalKind.OFFERED, workload.next_term, lenders, lines[0].offered_at)
+    return None
+
+
+def _say(
+    workload: WorkloadFacts,
+    kind: SignalKind,
+    term: int,
+    lenders: tuple[str, ...],
+    at: datetime | None = None,
+) -> LoanSignal:
+    return LoanSignal(
+        workload=workload.key,
+        borrower=workload.group,
+        gpus=workload.gpus,
+        kind=kind,
+        term=term,
+        lenders=lenders,
+        at=at,
+    )

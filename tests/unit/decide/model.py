@@ -1,0 +1,426 @@
+"""A tiny abstract scheduler, and a hand that does one thing at a time: what the decisions are tried against.
+
+The scheduler admits against integer quotas, evicts nobody by itself, and may use an old quota once more after it was
+lowered. Whoever drives the model may stop anywhere: every method is one effect.
+"""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from gpubank.decide.compile import nominals, writes
+from gpubank.decide.recall import RecallPlan, plan_recall
+from gpubank.decide.step import SignalKind, Step, step
+from gpubank.decide.use import unbacked
+from gpubank.decide.desk import Desk
+from gpubank.domain.books import Books
+from gpubank.domain.contract import CheckpointHook, Side, Transport, WorkloadContract
+from gpubank.domain.demand import DemandKind, DemandState
+from gpubank.domain.facts import Mark, NodeFacts, PodFacts, PoolFacts, QueueFacts, WorkloadFacts
+from gpubank.domain.loan import SURPLUS, Line, LineState, WorkloadKey
+from gpubank.domain.terms import GroupTerms, PoolTerms
+from gpubank.domain.transaction import DemandChange, Move, Transaction
+
+NOW = datetime(2026, 11, 2, 9, tzinfo=UTC)
+CLUSTER, POOL = "local", "h100"
+WHOLE = (DemandKind.WORKLOAD, DemandKind.PLACEMENT)
+
+RETRYABLE = WorkloadContract(retryable=True)
+HOOKED = WorkloadContract(checkpoint=CheckpointHook(transport=Transport.HTTP, storage="file:///ckpt"))
+
+
+def group_terms(name: str, guaranteed: int, **update: object) -> GroupTerms:
+    """Terms of a group that lends all it has and borrows what it likes."""
+    terms = GroupTerms(group=name, guaranteed=guaranteed, borrow_limit=1000, lending_limit=guaranteed)
+    return terms.model_copy(update=update)
+
+
+def pool_terms(*groups: GroupTerms, capacity: int, **update: object) -> PoolTerms:
+    """Terms of a pool that waits for nothing."""
+    terms = PoolTerms(
+        cluster=CLUSTER,
+        pool=POOL,
+        resource_name="nvidia.com/gpu",
+        capacity=capacity,
+        groups=groups,
+        max_grace_period=timedelta(minutes=10),
+        max_termination=timedelta(seconds=60),
+        max_time_to_return=timedelta(hours=1),
+        resume_after=timedelta(0),
+        min_run_time=timedelta(0),
+        fail_safe_after=timedelta(minutes=5),
+    )
+    return terms.model_copy(update=update)
+
+
+@dataclass
+class Queue:
+    """A ClusterQueue: its quota, and the one that a running admission cycle still uses."""
+
+    nominal: int = 0
+    old: int = 0
+    stamp: int = -1
+    fenced: int = -1
+
+
+@dataclass
+class Job:
+    """A Workload and its pods."""
+
+    uid: str
+    group: str
+    kind: Side
+    pods: int
+    size: int
+    created_at: datetime
+    priority: int = 0
+    contract: WorkloadContract = RETRYABLE
+    active: bool = True
+    reserved: bool = False
+    finished: bool = False
+    admitted_at: datetime | None = None
+    waiting_since: datetime = NOW
+    mark: Mark | None = None
+    nodes: list[str] = field(default_factory=list)
+    """Node of every pod that runs."""
+
+    @property
+    def gpus(self) -> int:
+        """What it asks for."""
+        return self.pods * self.size
+
+
+class Model:
+    """One pool at its scheduler, with its books."""
+
+    def __init__(self, terms: PoolTerms, nodes: dict[str, int]) -> None:
+        self.terms = terms
+        self.nodes = nodes
+        self.now = NOW
+        self.books = Books(cluster=CLUSTER, pool=POOL)
+        self.queues = {(g.group, side): Queue() for g in terms.groups for side in Side}
+        self.jobs: dict[str, Job] = {}
+        self.moves: list[tuple[LineState | None, LineState]] = []
+        """Every change of state that a line ever made."""
+
+        self.keys: set[str] = set()
+        self.spared: dict[str, set[str]] = {}
+        self.last = Step()
+
+    # ---- what is seen
+
+    def facts(self) -> PoolFacts:
+        used = {name: 0 for name in self.nodes}
+        for job in self.jobs.values():
+            for node in job.nodes:
+                used[node] += job.size
+        return PoolFacts(
+            cluster=CLUSTER,
+            pool=POOL,
+            at=self.now,
+            queues=tuple(
+                QueueFacts(
+                    name=f"{group}.{POOL}.{side}",
+                    group=group,
+                    kind=side,
+                    nominal=queue.nominal,
+                    reserved=self.reserved(group, side),
+                    stamp=queue.stamp,
+                    fenced=queue.fenced,
+                )
+                for (group, side), queue in self.queues.items()
+            ),
+            workloads=tuple(self._workload(job) for job in self.jobs.values()),
+            nodes=tuple(NodeFacts(name=name, gpus=gpus, used=used[name]) for name, gpus in self.nodes.items()),
+        )
+
+    def _workload(self, job: Job) -> WorkloadFacts:
+        return WorkloadFacts(
+            key=WorkloadKey(uid=job.uid, namespace=f"team-{job.group}", name=f"job-{job.uid}"),
+            group=job.group,
+            kind=job.kind,
+            gpus=job.gpus,
+            pods=job.pods,
+            priority=job.priority,
+            created_at=job.created_at,
+            active=job.active,
+            reserved=job.reserved,
+            admitted_at=job.admitted_at,
+            finished=job.finished,
+            waiting_since=job.waiting_since,
+            mark=job.mark,
+            contract=job.contract,
+            pod_facts=tuple(
+                PodFacts(uid=f"{job.uid}-{i}", name=f"{job.uid}-{i}", gpus=job.size, node=node, running=True)
+                for i, node in enumerate(job.nodes)
+            ),
+        )
+
+    def reserved(self, group: str, side: Side) -> int:
+        return sum(j.gpus for j in self.jobs.values() if (j.group, j.kind) == (group, side) and j.reserved)
+
+    # ---- the scheduler
+
+    def submit(self, uid: str, group: str, side: Side, pods: int, size: int = 1, **update: object) -> Job:
+        job = Job(uid, group, side, pods, size, created_at=self.now, waiting_since=self.now)
+        for name, value in update.items():
+            setattr(job, name, value)
+        self.jobs[uid] = job
+        return job
+
+    def admit(self, *, stale: bool = False) -> int:
+        """Admit what fits; a running cycle uses the quota that stood before (`stale`). Return how many were."""
+        count = 0
+        for job in sorted(self.jobs.values(), key=lambda j: (-j.priority, j.created_at, j.uid)):
+            queue = self.queues[job.group, job.kind]
+            quota = max(queue.old, queue.nominal) if stale else queue.nominal
+            fits = job.gpus <= quota - self.reserved(job.group, job.kind)
+            if job.active and not job.reserved and not job.finished and not job.nodes and fits:
+                job.reserved, job.admitted_at = True, self.now
+                count += 1
+        return count
+
+    def place(self) -> int:
+        """Bind pods of admitted jobs wherever there is room."""
+        count = 0
+        free = {node.name: node.gpus - node.used for node in self.facts().nodes}
+        for job in sorted(self.jobs.values(), key=lambda j: (j.kind is not Side.OWN, j.admitted_at or self.now, j.uid)):
+            while job.reserved and job.active and len(job.nodes) < job.pods:
+                fitting = [(room, name) for name, room in free.items() if room >= job.size]
+                if not fitting:
+                    break
+                job.nodes.append(min(fitting)[1])
+                free[job.nodes[-1]] -= job.size
+                count += 1
+        return count
+
+    def fence(self) -> int:
+        """Let every running admission cycle end."""
+        passed = 0
+        for queue in self.queues.values():
+            passed += queue.fenced != queue.stamp
+            queue.old, queue.fenced = queue.nominal, queue.stamp
+        return passed
+
+    def finish(self, uid: str, *, deleted: bool = False) -> None:
+        job = self.jobs[uid]
+        job.finished, job.reserved, job.nodes = True, False, []
+        if deleted:
+            del self.jobs[uid]
+
+    def evict(self) -> int:
+        """Take quota and pods from whoever was switched off: first the quota, then the pods."""
+        count = 0
+        for job in self.jobs.values():
+            if not job.active and (job.reserved or job.nodes):
+                if job.reserved:
+                    job.reserved, job.admitted_at, job.waiting_since = False, None, self.now
+                else:
+                    job.nodes = []
+                count += 1
+        return count
+
+    # ---- the controller
+
+    def commit(self, transaction: Transaction) -> None:
+        """Apply a transaction once per key, as the ledger does."""
+        if transaction.key in self.keys:
+            return
+        before = {line.line_id: line.state for line in self.books.lines}
+        applied = self.books.applied(transaction)
+        self.keys.add(transaction.key)
+        self.books = applied.books
+        for line in applied.lines:
+            if before.get(line.line_id) is not line.state:
+                self.moves.append((before.get(line.line_id), line.state))
+
+    def step(self, *, crash_after: int | None = None) -> Step:
+        """Decide, and commit the first `crash_after` transactions (all by default)."""
+        self.last = step(self.facts(), self.books, self.terms, self.now)
+        for transaction in self.last.transactions[:crash_after]:
+            self.commit(transaction)
+        return self.last
+
+    def write(self, *, crash_after: int | None = None) -> int:
+        """Write the first quotas that compile asks for."""
+        asked = writes(self.books, self.facts())[:crash_after]
+        for write in asked:
+            queue = self.queues[write.group, write.kind]
+            assert write.revision >= queue.stamp
+            queue.old = max(queue.old, queue.nominal)
+            queue.nominal, queue.stamp = write.nominal, write.revision
+        return len(asked)
+
+    # ---- the workflows, one move at a time
+
+    def plan(self, demand_id: str) -> RecallPlan:
+        spared = frozenset(self.spared.get(demand_id, ()))
+        return plan_recall(self.facts(), self.books, self.terms, demand_id, now=self.now, spared=spared)
+
+    def work(self) -> str:
+        """Do the next thing that a Reclaim or a Loan would do; return what it was, or nothing."""
+        if self.terms.frozen(self.now):
+            return ""
+        wanted: set[str] = set()
+        for demand in self.books.demands:
+            if demand.state is DemandState.RAISED and (done := self._await_placed(demand.demand_id)):
+                return done
+            if demand.state is DemandState.OPEN:
+                if done := self._serve(demand.demand_id, wanted):
+                    return done
+        return self._loans(wanted)
+
+    def _serve(self, demand_id: str, wanted: set[str]) -> str:
+        plan = self.plan(demand_id)
+        demand = self.books.demand(demand_id)
+        assert demand is not None
+        if plan.transaction is not None:
+            self.commit(plan.transaction)
+            return f"plan {demand_id}"
+        wanted |= {victim.workload.uid for victim in plan.victims}
+        if not plan.complete and demand.kind in WHOLE:
+            wanted -= {victim.workload.uid for victim in plan.victims}
+            self._change(demand_id, DemandState.PARTIAL, plan.reason)
+            return f"partial {demand_id}"
+        for victim in plan.victims:
+            if granted := self._lines(victim.workload.uid, LineState.GRANTED):
+                self._move(f"recall/{victim.workload.uid}", granted, LineState.RECALLED)
+                return f"recall {victim.workload.uid}"
+        for victim in plan.victims:
+            job = self.jobs.get(victim.workload.uid)
+            if job is not None and job.active:
+                job.active = False
+                job.mark = Mark(loan=f"loan/{job.uid}", term=victim_term(job), step="stop")
+                return f"stop {job.uid}"
+        pledged = [line for line in self.books.lines if line.demand == demand_id]
+        if demand.kind in WHOLE and not pledged and (demand.idle >= demand.gpus or demand.kind is DemandKind.PLACEMENT):
+            self._change(demand_id, DemandState.RAISED, "")
+            return f"raise {demand_id}"
+        return ""
+
+    def _await_placed(self, demand_id: str) -> str:
+        demand = self.books.demand(demand_id)
+        assert demand is not None
+        job = self.jobs.get(demand.workload.uid) if demand.workload is not None else None
+        if job is not None and job.reserved and len(job.nodes) == job.pods:
+            self._change(demand_id, DemandState.MET, "")
+            return f"met {demand_id}"
+        return ""
+
+    def _loans(self, wanted: set[str]) -> str:
+        facts = self.facts()
+        for uid in sorted({line.workload.uid for line in self.books.lines if line.state is LineState.RECALLED}):
+            workload = facts.workload(uid)
+            lines = self._lines(uid, LineState.RECALLED)
+            queue = self.queues[lines[0].borrower, Side.BORROW]
+            if workload is None or workload.gone:
+                fenced = queue.fenced >= max(line.revision for line in lines)
+                if unbacked(Desk(facts, self.books, self.terms, self.now), lines[0].borrower):
+                    # Somebody was admitted on its quota just before it was lowered: the lines are in use after all.
+                    self._move(f"in-use/{uid}", lines, LineState.GRANTED, release=True)
+                    return f"in use {uid}"
+                if fenced:
+                    self._move(f"gone/{uid}", lines, LineState.RETURNED)
+                    return f"returned {uid}"
+            elif workload.active and uid not in wanted:
+                self._move(f"release/{uid}", lines, LineState.GRANTED, release=True)
+                return f"release {uid}"
+        for signal in self.last.signals:
+            job = self.jobs.get(signal.workload.uid)
+            offered = bool(self._lines(signal.workload.uid, LineState.OFFERED))
+            if signal.kind is SignalKind.OFFERED and job is not None and not job.active and offered:
+                job.active = True
+                job.mark = Mark(loan=f"loan/{job.uid}", term=signal.term, step="resume")
+                return f"resume {job.uid}"
+        return ""
+
+    def protect(self, uid: str) -> bool:
+        """Have a recalled job refuse to be stopped."""
+        job, lines = self.jobs.get(uid), self._lines(uid, LineState.RECALLED)
+        if job is None or not job.active or not lines:
+            return False
+        for line in lines:
+            if line.demand is not None:
+                self.spared.setdefault(line.demand, set()).add(uid)
+        self._move(f"protect/{uid}", lines, LineState.GRANTED, release=True)
+        return True
+
+    def _lines(self, uid: str, state: LineState) -> tuple[Line, ...]:
+        return tuple(line for line in self.books.lines_of(uid) if line.state is state)
+
+    def _move(self, event: str, lines: tuple[Line, ...], state: LineState, *, release: bool = False) -> None:
+        self._commit(
+            event,
+            moves=tuple(
+                Move(
+                    line_id=line.line_id,
+                    version=line.version,
+                    from_state=line.state,
+                    to_state=state,
+                    release=release,
+                )
+                for line in lines
+            ),
+        )
+
+    def _change(self, demand_id: str, state: DemandState, reason: str) -> None:
+        demand = self.books.demand(demand_id)
+        assert demand is not None
+        change = DemandChange(demand_id=demand_id, version=demand.version, state=state, reason=reason)
+        self._commit(f"demand/{demand_id}/{state}", demands=(change,))
+
+    def _commit(self, event: str, **rows: object) -> None:
+        head = {"key": f"{event}/{self.books.revision}", "cluster": CLUSTER, "pool": POOL, "at": self.now}
+        self.commit(Transaction.model_validate({**head, "actor": "model", **rows}))
+
+    # ---- until nothing happens any more
+
+    def round(self) -> list[str]:
+        """Let everybody act once; return what happened."""
+        happened = [transaction.key for transaction in self.step().transactions]
+        happened += ["write"] * self.write()
+        happened += ["fence"] * self.fence()
+        happened += ["admit"] * self.admit()
+        happened += ["place"] * self.place()
+        while done := self.work():
+            happened.append(done)
+            happened += ["write"] * self.write()
+        happened += ["evict"] * self.evict()
+        return happened
+
+    def settle(self, *, rounds: int = 300, until: timedelta = timedelta(hours=2)) -> list[str]:
+        """Run until nothing happens, letting time pass where only time is waited for; return what happened last."""
+        end = self.now + until
+        happened: list[str] = []
+        for _ in range(rounds):
+            if happened := self.round():
+                self.now += timedelta(milliseconds=300)
+                continue
+            wake = self.last.wake_at
+            if wake is None or wake > end:
+                return []
+            self.now = max(wake, self.now + timedelta(milliseconds=100))
+        return happened
+
+    # ---- what must always hold
+
+    def check(self) -> None:
+        """Assert the invariants that hold at every moment."""
+        capacity = self.terms.capacity
+        assert sum(queue.nominal for queue in self.queues.values()) <= capacity, "quotas exceed the pool"
+        reserved = sum(self.reserved(group, side) for group, side in self.queues)
+        assert reserved <= capacity, f"{reserved} GPUs reserved of {capacity}: something was lent twice"
+        in_force = sum(g.in_force - g.releasing for g in self.books.guarantees)
+        lines = self.books.lines
+        away = sum(x.gpus for x in lines if x.lender != SURPLUS and x.state is not LineState.GRANTED)
+        surplus = sum(x.gpus for x in lines if x.lender == SURPLUS and x.state is LineState.GRANTED)
+        idle = sum(d.idle for d in self.books.demands if d.is_open and d.lender != SURPLUS)
+        compiled = nominals(self.books)
+        assert sum(compiled.values()) == in_force - idle - away + surplus
+        assert all(nominal >= 0 for nominal in compiled.values())
+        lent = sum(self.books.lent(g) for g in (*self.books.groups, SURPLUS))
+        assert lent == sum(x.gpus for x in lines)
+
+
+def victim_term(job: Job) -> int:
+    """Term in which a job runs."""
+    return job.mark.term if job.mark is not None else 1

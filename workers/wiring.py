@@ -1,0 +1,129 @@
+"""The only place where ports meet activities: two workers, one for workflows and ledger, one beside the cluster.
+
+    queue `bank`             Loan, Reclaim · books.* (local) · orders.*
+    queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.*
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+from temporalio.client import Client
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from activities.books import BookActivities
+from activities.checkpoints import CheckpointActivities
+from activities.failures import FailureInterceptor
+from activities.interfaces import BANK_QUEUE, cluster_queue
+from activities.loans import LoanActivities
+from activities.notices import NoticeActivities
+from activities.orders import LoanDispatch, OrderActivities
+from activities.pools import Clock, Pools, utc_now
+from activities.reclaims import ReclaimActivities
+from gpubank.decide.attest import AttestPolicy
+from gpubank.ports import CheckpointHook, CheckpointStorage, LedgerStore, Notifier, QuotaBackend, TermsSource
+from workflows.loan import LoanWorkflow
+from workflows.reclaim import ReclaimWorkflow
+
+GRACEFUL: Final = timedelta(seconds=20)
+"""How long a worker that is told to stop lets activities finish; below a pod's usual 30 s."""
+
+WORKFLOWS: Final[tuple[type, ...]] = (LoanWorkflow, ReclaimWorkflow)
+"""Every workflow of the bank."""
+
+PASSED_THROUGH: Final = ("gpubank", "workflows", "activities")
+"""Our own packages in the sandbox: they hold no mutable module state, and loading them once per run costs memory."""
+
+Activity = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What a worker needs from the outside."""
+
+    quota: QuotaBackend
+    ledger: LedgerStore
+    terms: TermsSource
+    notifier: Notifier
+    hook: CheckpointHook
+    storage: CheckpointStorage
+    attest: AttestPolicy = field(default_factory=AttestPolicy)
+    clock: Clock = utc_now
+
+
+def bank_activities(ports: Ports, dispatch: LoanDispatch) -> list[Activity]:
+    """Return the activities of the queue `bank`."""
+    books, orders = BookActivities(ports.ledger), OrderActivities(dispatch)
+    return [books.use, books.note, orders.send]
+
+
+def cluster_activities(cluster: str, ports: Ports) -> list[Activity]:
+    """Return the activities of the queue `cluster-<name>`."""
+    pools = Pools(cluster, quota=ports.quota, ledger=ports.ledger, terms=ports.terms, clock=ports.clock)
+    loans, reclaims = LoanActivities(pools), ReclaimActivities(pools)
+    checkpoints = CheckpointActivities(pools, hook=ports.hook, storage=ports.storage, policy=ports.attest)
+    notices = NoticeActivities(ports.notifier)
+    return [
+        loans.look,
+        loans.recall_lines,
+        loans.release_lines,
+        loans.stop,
+        loans.await_gone,
+        loans.resume,
+        loans.await_end,
+        loans.return_order,
+        checkpoints.request,
+        checkpoints.await_durable,
+        notices.tell,
+        reclaims.view,
+        reclaims.plan,
+        reclaims.raise_queue,
+        reclaims.await_placed,
+        reclaims.end_demand,
+    ]
+
+
+def make_workers(client: Client, cluster: str, ports: Ports, dispatch: LoanDispatch) -> tuple[Worker, Worker]:
+    """Return the worker of workflows and ledger, and the one beside the cluster."""
+    runner = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
+    bank = Worker(
+        client,
+        task_queue=BANK_QUEUE,
+        workflows=WORKFLOWS,
+        activities=bank_activities(ports, dispatch),
+        workflow_runner=runner,
+        # Bad input fails the run instead of retrying its first task for ever.
+        workflow_failure_exception_types=[ValidationError],
+        # After a restart with a cold cache, more replays at once than cores trip the deadlock detector.
+        max_concurrent_workflow_tasks=max(4, 2 * (os.cpu_count() or 1)),
+        interceptors=[FailureInterceptor()],
+        graceful_shutdown_timeout=GRACEFUL,
+    )
+    beside = Worker(
+        client,
+        task_queue=cluster_queue(cluster),
+        activities=cluster_activities(cluster, ports),
+        interceptors=[FailureInterceptor()],
+        graceful_shutdown_timeout=GRACEFUL,
+    )
+    return bank, beside
+
+
+async def run_workers(workers: Sequence[Worker], stop: asyncio.Event) -> None:
+    """Run until `stop` is set, then let activities finish; a worker that fails stops all of them and raises."""
+    runs = [asyncio.create_task(worker.run()) for worker in workers]
+    told = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([*runs, told], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        await asyncio.gather(*(worker.shutdown() for worker in workers if worker.is_running))
+        results = await asyncio.gather(*runs, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
