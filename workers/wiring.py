@@ -1,7 +1,7 @@
 """The only place where ports meet activities: two workers, one for workflows and ledger, one beside the cluster.
 
-    queue `bank`             Loan, Reclaim · books.* (local) · orders.*
-    queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.*
+queue `bank`             Loan, Reclaim · books.* (local) · orders.*
+queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.*
 """
 
 import asyncio

@@ -21,6 +21,8 @@ Name = Annotated[str, typer.Option("--name", help="Which lab; several can run si
 With = Annotated[list[str] | None, typer.Option("--with", help="A component beyond the base set; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and no progress.")]
 
+_IN_CACHE: Final = 0.1
+"""Seconds: what was built in less was there already, which is no news."""
 _SIGNS: Final = {
     Stage.WAITING: "[dim]waiting[/]",
     Stage.BUILDING: "[yellow]building[/]",
@@ -144,7 +146,8 @@ class _Screen:
         before = self._last.get(progress.component)
         if before is None or before.stage is not progress.stage:
             self._since[progress.component] = time.monotonic()
-            if self._live is None and not self._console.quiet:
+            in_cache = progress.stage is Stage.BUILT and (progress.seconds or 0) < _IN_CACHE
+            if self._live is None and not self._console.quiet and not in_cache:
                 self._console.print(f"{progress.component:<24} {_SIGNS[progress.stage]:<20} {_time(progress)}")
         self._last[progress.component] = progress
 

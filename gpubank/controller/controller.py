@@ -68,11 +68,14 @@ class Controller:
                     await asyncio.wait_for(changed.wait(), min(self._resync.total_seconds(), 2))
                 await asyncio.sleep(MIN_PAUSE.total_seconds())
         finally:
-            tasks = [watcher, poster, *(task for _, task in self._loops.values())]
-            for task in tasks:
+            for task in (watcher, poster):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._loops.clear()
+            await asyncio.gather(watcher, poster, return_exceptions=True)
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Stop every pool's loop."""
+        await self._stop_loops(set())
 
     async def _watch(self, changed: asyncio.Event) -> None:
         while True:
@@ -167,8 +170,10 @@ class Controller:
         if write.remove_pool:
             backend = next((self._backends.get(p.spec.backend) for p in objects.pools if p.name == write.name), None)
             await self._stop_loops({pool.name for pool in objects.pools} - {write.name})
-            if backend is not None:
-                await backend.remove(write.name)
+            if backend is not None and (report := await backend.remove(write.name)).problems:
+                # What still runs on a queue keeps it, and the pool with it.
+                self._reports[write.name] = report
+                return
         await self._objects.set_finalizer(write.kind, write.name, write.namespace, held=write.held)
 
     async def _write_status(self, write: StatusWrite) -> None:

@@ -114,6 +114,7 @@ class _Planner:
         self._owner = desk.workload(demand.workload.uid) if demand.workload is not None else None
         self._choice = choose_from(desk, demand, spared)
         self._coming = 0
+        self._on_their_way: set[str] = set()
         self._idle = demand.idle
 
     @property
@@ -167,22 +168,31 @@ class _Planner:
         self._cuts.keep_idle(self._demand, self._idle)
 
     def _count_coming(self) -> None:
-        """Count lines that are on their way: closing, or about to be novated."""
+        """Count lines that are on their way: closing, about to be novated, or recalled of work that has ended."""
         replaced = novated(self._desk)
-        for line in self._desk.books.lines:
-            mine = line.demand == self._demand.demand_id
-            if mine and (line.state is LineState.CLOSING or line.line_id in replaced):
-                self._coming += line.gpus
+        self._on_their_way = {
+            line.line_id
+            for line in self._desk.books.lines
+            if line.demand == self._demand.demand_id
+            and (line.state is LineState.CLOSING or line.line_id in replaced or self._left_behind(line))
+        }
+        self._coming = sum(line.gpus for line in self._desk.books.lines if line.line_id in self._on_their_way)
+
+    def _left_behind(self, line: Line) -> bool:
+        """Whether the line is recalled and its Workload ended by itself."""
+        workload = self._desk.workload(line.workload.uid)
+        return line.state is LineState.RECALLED and (workload is None or workload.finished)
 
     def _close_unused(self) -> None:
         """Pledge what is closing, and close what nobody uses, as far as it is needed."""
-        for line in self._desk.lines(LineState.CLOSING, LineState.GRANTED):
-            unused = line.state is LineState.CLOSING or self._unused(line)
+        for line in self._desk.lines(LineState.CLOSING, LineState.RECALLED, LineState.GRANTED):
+            unused = line.state is LineState.CLOSING or self._left_behind(line) or self._unused(line)
             part = min(line.gpus, self._left)
             if part <= 0 or not unused or line.demand is not None or not self._teller.counts(line):
                 continue
             piece = self._cuts.cut(line.line_id, part)
-            if line.state is LineState.CLOSING:
+            self._on_their_way.add(piece)
+            if line.state is not LineState.GRANTED:
                 self._cuts.pledge(piece, self._demand.demand_id)
             else:
                 self._cuts.close(piece, self._demand.demand_id, f"{self._demand.lender} needs it, nobody uses it")
@@ -190,7 +200,8 @@ class _Planner:
 
     def _unused(self, line: Line) -> bool:
         workload = self._desk.workload(line.workload.uid)
-        return (workload is None or workload.gone) and line.line_id not in novated(self._desk)
+        gone = workload is None or workload.finished or workload.gone
+        return gone and line.state is LineState.GRANTED and line.line_id not in novated(self._desk)
 
     # ---- victims
 
@@ -285,9 +296,8 @@ class _Planner:
                     if self._teller.free_of(line):
                         cuts.pledge(line.line_id, mine)
                         kept.add(line.line_id)
-        replaced = novated(self._desk)
         for line in self._desk.lines(LineState.GRANTED, LineState.RECALLED):
-            if line.demand == mine and line.line_id not in kept | replaced:
+            if line.demand == mine and line.line_id not in kept | self._on_their_way:
                 cuts.pledge(line.line_id, None)
 
     def _transaction(self) -> Transaction | None:

@@ -141,10 +141,11 @@ def _candidate(desk: Desk, demand: Demand, workload: WorkloadFacts, spared: froz
             (x for x in desk.books.lines_of(uid) if x.state in (LineState.GRANTED, LineState.RECALLED)), key=line_order
         )
     )
-    if not lines or workload.gone:
+    leaving = any(line.state is LineState.RECALLED for line in lines)
+    if not lines or (workload.gone and not leaving):
         return None
-    sunk = workload.parked and all(line.state is LineState.RECALLED for line in lines)
-    candidate = Candidate(workload, lines, any(line.state is LineState.RECALLED for line in lines), sunk)
+    sunk = leaving and (workload.parked or workload.gone)
+    candidate = Candidate(workload, lines, leaving, sunk)
     if demand.kind is DemandKind.RETURN:
         asked = demand.workload is None or demand.workload.uid == uid
         return candidate if asked else None

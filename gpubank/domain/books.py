@@ -401,8 +401,8 @@ class _Writer:
         self._put_line(line, **update)
         if move.to_state is LineState.RETURNED and demand_id is not None:
             self._keep_for(demand_id, line)
-        if line.state is LineState.RECALLED and move.to_state is LineState.RETURNED:
-            self._rest(line.lender)
+            if line.state is LineState.RECALLED:
+                self._rest(line.lender)
 
     def _check_novated(self, line: Line) -> None:
         """A running line may end at once only when as many GPUs take its place here, for the same Workload."""

@@ -9,6 +9,7 @@ Every process outlives the command that started it and is found again through th
 
 import asyncio
 import fcntl
+import os
 import shutil
 import signal
 import ssl
@@ -140,8 +141,12 @@ class Lab:
 
     def clean(self) -> None:
         """Stop the lab and remove its folder, logs included."""
-        self.down()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.folder.exists():
+            return
+        with self._alone() as lock:
+            self._clear()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            lock.unlink()
 
     # -- for crash tests ----------------------------------------------------------------------------------------------
 
@@ -243,7 +248,13 @@ class Lab:
             state = state.model_copy(update={"ports": ports, "components": names})
             states.write(self.folder, state)
         alive = [name for name, living in state.alive().items() if living]
-        Starter(self._context(state), self._keep, self._report).start(fresh, settled=alive)
+        try:
+            Starter(self._context(state), self._keep, self._report).start(fresh, settled=alive)
+        except BaseException:
+            # The lab goes on as it was: what did not start is no part of it.
+            names = tuple(name for name in self._known().components if name not in {each.name for each in fresh})
+            states.write(self.folder, self._known().model_copy(update={"components": names}))
+            raise
         return True
 
     def _reserve(self) -> State:
@@ -338,18 +349,23 @@ class Lab:
         raise StateError(f"lab {self.name!r} has no component {name!r}; it has {known}")
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[Path]:
         """Let one command at a time change this lab."""
-        with _locked(self.folder.parent / f".{self.name}.lock"):
-            yield
+        path = self.folder.parent / f".{self.name}.lock"
+        with _locked(path):
+            yield path
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    while True:
+        with path.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Whoever cleans a lab away removes its lock too; what was waited for is then no longer the lock.
+            if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                yield
+                return
 
 
 __all__ = ["DEFAULT", "Access", "Lab", "LabError"]

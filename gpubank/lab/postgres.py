@@ -104,7 +104,7 @@ class Postgres:
         if self._process and self._process.alive():
             return self.url
         self.prepare()
-        self._process = launch(self.argv(), env=environment(), log=self.log)
+        self._process = launch(self.argv(), env=_environment(), log=self.log)
         self._await()
         return self.url
 
@@ -193,7 +193,7 @@ class Postgres:
         ]
         with self.log.open("a") as log:
             done = subprocess.run(
-                self._as_user(argv), stdout=log, stderr=log, env=environment(), cwd=self.folder, check=False
+                self._as_user(argv), stdout=log, stderr=log, env=_environment(), cwd=self.folder, check=False
             )
         secret.unlink()
         if done.returncode:
@@ -209,7 +209,7 @@ class Postgres:
                 input=f"CREATE DATABASE {USER};\n".encode(),
                 stdout=log,
                 stderr=log,
-                env=environment(),
+                env=_environment(),
                 cwd=self.folder,
                 check=True,
             )
@@ -272,8 +272,7 @@ def _open_to_others(folder: Path) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of a server: ours, without what another server left in it."""
+def _environment() -> dict[str, str]:
     # PGDATA, PGPORT and their like belong to another server.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return kept | {"LC_ALL": "C"}

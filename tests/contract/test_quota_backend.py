@@ -4,10 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.quota_suite", "tests.contract.world")
-
-from tests.contract.quota_suite import QuotaBackendSuite  # noqa: E402
-from tests.contract.simulated_world import SimulatedWorld, simulated_world  # noqa: E402
+from tests.contract.quota_suite import QuotaBackendSuite
+from tests.contract.simulated_world import SimulatedWorld, simulated_world
 
 
 class TestSimulation(QuotaBackendSuite):

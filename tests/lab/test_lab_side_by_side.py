@@ -4,10 +4,11 @@ import uuid
 from collections.abc import Iterator
 
 import httpx2
+import psycopg
 import pytest
 
 from gpubank.lab import Lab
-from gpubank.lab.errors import LabError
+from gpubank.lab.errors import LabError, StateError
 from tests.lab.objects import Tenant, until
 
 
@@ -51,3 +52,13 @@ def test_a_job_is_admitted_after_a_server_crashed_and_came_back(second: Lab, com
 def test_a_user_without_rights_is_refused(second: Lab) -> None:
     with httpx2.Client(verify=second.tls("mallory"), trust_env=False) as http:
         assert http.get(f"https://{second.url('kube-apiserver')}/api/v1/nodes").status_code == 403
+
+
+def test_postgres_joins_a_running_lab(second: Lab) -> None:
+    with pytest.raises(StateError, match="--with postgres"):
+        _ = second.postgres_url
+    joined = Lab(second.name, extra=["postgres"])
+    assert joined.up()
+    with psycopg.connect(joined.postgres_url) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert second.is_up()

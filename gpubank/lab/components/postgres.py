@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpubank.lab.components.base import Component, Context
-from gpubank.lab.postgres import Postgres, environment
+from gpubank.lab.postgres import Postgres
 from gpubank.lab.state import write_whole
 
 _PASSWORD: Final = "password"
@@ -41,7 +41,7 @@ POSTGRES = Component(
     command=lambda context: server(context).argv(),
     ready=lambda context: server(context).missing(),
     ports=("postgres",),
-    environment=lambda context: environment(),
+    environment=lambda context: {"LC_ALL": "C"},
     prepare=lambda context: server(context).prepare(),
     clear=_clear,
     # SIGTERM waits for every client to leave; the lab waits no longer than this, and nothing committed is lost.

@@ -1,0 +1,140 @@
+"""The controller on the simulation: agreements, loans, status, deletion."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.controller.harness import POOL, Bank, a_bank
+
+EIGHT = {"guaranteed": 8, "borrowLimit": 8}
+
+
+@pytest.fixture
+async def bank(tmp_path: Path) -> AsyncIterator[Bank]:
+    async with a_bank(tmp_path) as bank:
+        yield bank
+
+
+async def test_a_policy_becomes_quota(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.let(1)
+    assert bank.quotas() == {"a.own": 8, "a.borrow": 0, "b.own": 8, "b.borrow": 0}
+    assert (await bank.conditions("GPUPool", POOL))["Ready"] == ("True", "Applied")
+    assert (await bank.conditions("GPUQuotaPolicy", "a", "team-a"))["Ready"] == ("True", "Applied")
+
+
+async def test_an_idle_guarantee_is_lent_and_the_borrow_job_runs(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    bank.submit("a", "own", 8)
+    await bank.let(3)
+    bank.submit("a", "loan", 8, borrow=True)
+    await bank.let(3)
+    assert bank.running() == {"own", "loan"}
+    assert await bank.lines() == [("b", "a", 8, "Granted")]
+    assert bank.quotas() == {"a.own": 8, "a.borrow": 8, "b.own": 0, "b.borrow": 0}
+    assert [(signal.kind, signal.workload.job) for signal in bank.processes.signals][-1] == ("granted", "Job/loan")
+
+
+async def test_a_group_serves_its_own_borrow_queue_first(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.let(1)
+    bank.submit("a", "loan", 8, borrow=True)
+    await bank.let(3)
+    assert await bank.lines() == [("a", "a", 8, "Granted")]
+
+
+async def test_an_own_job_that_comes_first_withdraws_the_offer(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    bank.submit("a", "own", 8)
+    await bank.let(3)
+    bank.submit("a", "loan", 8, borrow=True)
+    await bank.cluster.advance(0.05)
+    bank.submit("b", "own-b", 8)
+    await bank.let(4)
+    assert bank.running() == {"own", "own-b"}
+    assert await bank.lines() == []
+
+
+async def test_demand_of_an_owner_is_opened_and_said_to_its_reclaim(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    bank.submit("a", "own", 8)
+    await bank.let(3)
+    bank.submit("a", "loan", 8, borrow=True)
+    await bank.let(3)
+    bank.submit("b", "own-b", 8)
+    await bank.let(2)
+    lender, demands = bank.processes.needs[-1]
+    assert lender == "b"
+    assert [demand.demand_id for demand in (await bank.books()).demands] == list(demands)
+    assert bank.running() == {"own", "loan"}
+
+
+async def test_an_unused_loan_comes_back_by_itself(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    bank.submit("a", "own", 8)
+    await bank.let(3)
+    bank.submit("a", "loan", 8, borrow=True)
+    await bank.let(3)
+    bank.cluster.finish_job("loan", "team-a")
+    await bank.let(4)
+    assert await bank.lines() == []
+    assert bank.quotas()["b.own"] == 8
+
+
+async def test_drift_of_a_quota_is_repaired(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.let(1)
+    bank.cluster.edit_quota(f"a.{POOL}.own", 3)
+    await bank.let(1)
+    assert bank.quotas()["a.own"] == 8
+
+
+async def test_a_frozen_pool_lends_nothing_and_says_so(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.let(1)
+    pool = await bank.cluster.objects.get("GPUPool", POOL)
+    assert pool is not None
+    await bank.apply("GPUPool", POOL, {**pool["spec"], "freeze": {"by": "lin", "reason": "upgrade"}})
+    bank.submit("a", "loan", 8, borrow=True)
+    await bank.let(3)
+    assert await bank.lines() == []
+    assert (await bank.conditions("GPUPool", POOL))["Frozen"] == ("True", "FreezeOrdered")
+
+
+async def test_a_policy_beyond_its_share_is_not_applied(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b={"guaranteed": 9})
+    await bank.let(1)
+    assert bank.quotas()["a.own"] == 8
+    assert (await bank.conditions("GPUQuotaPolicy", "b", "team-b"))["Ready"] == ("False", "BeyondCapacity")
+    assert bank.quotas()["b.own"] is None
+
+
+async def test_a_lowered_guarantee_falls_only_as_use_allows(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    bank.submit("a", "own", 8)
+    await bank.let(3)
+    await bank.agree(a={"guaranteed": 4}, b=EIGHT)
+    await bank.let(3)
+    assert bank.quotas()["a.own"] == 8
+    bank.cluster.finish_job("own", "team-a")
+    await bank.let(3)
+    assert bank.quotas()["a.own"] == 4
+
+
+async def test_deletion_waits_for_open_loans_and_says_why(bank: Bank) -> None:
+    await bank.agree(a=EIGHT, b=EIGHT)
+    bank.submit("a", "own", 8)
+    await bank.let(3)
+    bank.submit("a", "loan", 8, borrow=True)
+    await bank.let(3)
+    await bank.cluster.objects.delete("GPUPool", POOL)
+    await bank.let(1)
+    assert (await bank.conditions("GPUPool", POOL))["Ready"] == ("False", "LoansOpen")
+    bank.cluster.finish_job("loan", "team-a")
+    await bank.let(4)
+    assert await bank.cluster.objects.get("GPUPool", POOL) is not None  # an own job still runs on its queue
+    bank.cluster.finish_job("own", "team-a")
+    await bank.let(4)
+    assert await bank.cluster.objects.get("GPUPool", POOL) is None
+    assert bank.quotas() == dict.fromkeys(("a.own", "a.borrow", "b.own", "b.borrow"))
