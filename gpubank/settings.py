@@ -15,8 +15,6 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from gpubank.domain.errors import PolicyError
 
@@ -243,6 +241,9 @@ def _sentence(error: dict[str, Any]) -> str:
 
 
 def _without_password(url: str) -> str:
+    from sqlalchemy.engine import make_url  # half of this module's import time, and only `config show` needs it
+    from sqlalchemy.exc import ArgumentError
+
     try:
         return make_url(url).render_as_string(hide_password=True)
     except ArgumentError:

@@ -1,17 +1,23 @@
-"""The way from a command to the bank: a Unix socket in embedded mode, kubeconfig and database in cluster mode."""
+"""The way from a command to the bank: a Unix socket in embedded mode, kubeconfig and database in cluster mode.
+
+    Door ──▶ cluster      objects, and what the scheduler sees
+         ──▶ ledger       the books
+         ──▶ processes()  Temporal, connected only when it is asked for
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubank.adapters.embedded import EmbeddedClient
-from gpubank.adapters.ledger import SqlLedger
-from gpubank.agreements import read_objects
 from gpubank.cli.context import NotFoundError
-from gpubank.decide.agreement import Agreement, agree
-from gpubank.domain.facts import PoolFacts
-from gpubank.ports import LedgerStore
-from gpubank.settings import Mode, Settings
+
+if TYPE_CHECKING:
+    from gpubank.client import LoanRow, ReclaimRow
+    from gpubank.decide.agreement import Agreement
+    from gpubank.domain.facts import PoolFacts
+    from gpubank.domain.recall import Decision, Extension, LoanState, ReclaimState
+    from gpubank.ports import LedgerStore
+    from gpubank.settings import Settings
 
 
 class Cluster(Protocol):
@@ -33,8 +39,52 @@ class Cluster(Protocol):
         """Delete one object; False when there was none."""
         ...
 
-    async def observe(self, pool: str) -> PoolFacts:
+    async def observe(self, pool: str) -> "PoolFacts":
         """What the scheduler sees of a pool."""
+        ...
+
+    async def whoami(self) -> str | None:
+        """Return the name that the API server knows the caller by; None where nobody can confirm one."""
+        ...
+
+
+class Processes(Protocol):
+    """What commands need of Temporal; `gpubank.client.BankClient` is one."""
+
+    async def loans(
+        self, *, cluster: str | None = None, pool: str | None = None, borrower: str | None = None, limit: int = 500
+    ) -> "Sequence[LoanRow]":
+        """List running Loans."""
+        ...
+
+    async def reclaims(
+        self, *, cluster: str | None = None, pool: str | None = None, lender: str | None = None, limit: int = 500
+    ) -> "Sequence[ReclaimRow]":
+        """List running Reclaims."""
+        ...
+
+    async def loan_state(self, loan: str) -> "LoanState":
+        """Return one Loan; `PolicyError` where Temporal knows none of this id."""
+        ...
+
+    async def reclaim_state(self, reclaim: str) -> "ReclaimState":
+        """Return one Reclaim; `PolicyError` where Temporal knows none of this id."""
+        ...
+
+    async def extend(self, loan: str, extension: "Extension") -> "LoanState":
+        """Give a recalled job more time; `PolicyError` says why not."""
+        ...
+
+    async def return_now(self, loan: str, decision: "Decision") -> "LoanState":
+        """Have a job saved and stopped; `PolicyError` says why not."""
+        ...
+
+    async def approve(self, reclaim: str, decision: "Decision") -> "ReclaimState":
+        """Approve what a recall would take; `PolicyError` says why not."""
+        ...
+
+    async def deny(self, reclaim: str, decision: "Decision") -> "ReclaimState":
+        """Deny what a recall would take; `PolicyError` says why not."""
         ...
 
 
@@ -42,15 +92,32 @@ class Door:
     """An open way to the bank."""
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, ledger: LedgerStore, temporal_address: str, ui: str
+        self, settings: "Settings", cluster: Cluster, ledger: "LedgerStore", processes: Processes | None = None
     ) -> None:
+        """Without `processes`, Temporal is connected as the settings say when it is first needed."""
         self.settings, self.cluster, self.ledger = settings, cluster, ledger
-        self.temporal_address, self.ui_url = temporal_address, ui
+        self._processes = processes
 
-    async def agreement(self) -> Agreement:
+    @property
+    def cluster_name(self) -> str:
+        """Name of the cluster in ids and in the ledger."""
+        return self.settings.cluster.name
+
+    async def processes(self) -> Processes:
+        """Connect to Temporal, once; `BackendError` where it does not answer."""
+        if self._processes is None:
+            from gpubank.client import BankClient  # Temporal's SDK takes longer to import than most commands to run
+
+            self._processes = await BankClient.connect(self.settings.temporal)
+        return self._processes
+
+    async def agreement(self) -> "Agreement":
         """What is in force now."""
+        from gpubank.agreements import read_objects
+        from gpubank.decide.agreement import agree
+
         objects = await read_objects(self.cluster)
-        return agree(self.settings.cluster.name, objects.pools, objects.groups, objects.policies)
+        return agree(self.cluster_name, objects.pools, objects.groups, objects.policies)
 
     async def pools(self, only: str | None = None) -> list[str]:
         """Names of the pools, or just `only`, which must be there."""
@@ -64,18 +131,31 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(settings: Settings) -> AsyncIterator[Door]:
+async def open_door(settings: "Settings") -> AsyncIterator[Door]:
     """Open the way that the settings name; `BackendError` says what does not answer."""
+    from gpubank.adapters.ledger import SqlLedger
+    from gpubank.settings import Mode
+
     async with AsyncExitStack() as stack:
         if settings.mode is Mode.EMBEDDED:
+            from gpubank.adapters.embedded import EmbeddedClient
+
             client = await stack.enter_async_context(EmbeddedClient(settings.socket))
-            status = await client.status()
-            ledger = await stack.enter_async_context(await SqlLedger.open(status["database"], upgrade=False))
-            temporal = settings.temporal.model_copy(update={"address": status["temporal"], "ui_url": status["ui"]})
-            yield Door(settings.model_copy(update={"temporal": temporal}), client, ledger, ui_url=status["ui"])
+            settings = embedded_settings(settings, await client.status())
+            ledger = await stack.enter_async_context(await SqlLedger.open(settings.database_url, upgrade=False))
+            yield Door(settings, client, ledger)
             return
-        from gpubank.cli.cluster import open_cluster  # its imports take longer than a whole embedded command
+        from gpubank.cli.cluster import open_cluster
 
         cluster = await stack.enter_async_context(open_cluster(settings))
         ledger = await stack.enter_async_context(await SqlLedger.open(settings.database_url, upgrade=False))
-        yield Door(settings, cluster, ledger, ui_url=settings.temporal.ui_url)
+        yield Door(settings, cluster, ledger)
+
+
+def embedded_settings(settings: "Settings", status: Mapping[str, Any]) -> "Settings":
+    """Return the settings with the addresses that the running bank tells."""
+    from pydantic import SecretStr
+
+    temporal = settings.temporal.model_copy(update={"address": status["temporal"], "ui_url": status["ui"]})
+    ledger = settings.ledger.model_copy(update={"url": SecretStr(status["database"])})
+    return settings.model_copy(update={"temporal": temporal, "ledger": ledger})

@@ -1,23 +1,17 @@
-"""A command line that imports only the command it runs: help and offline checks must not wait for clients they never use.
+"""A command line that imports only the command it runs: help and offline checks wait for no client they never use.
 
     Entry("loan", "gpubank.cli.loans:app", "The loans ...")  ──▶ listed with its help, imported when it is called
 """
 
 import importlib
-import sys
-import traceback
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.main import get_command, get_group_from_info
 from typer.models import TyperInfo
 
-from gpubank.cli.context import ExitCode
-from gpubank.domain.errors import BankError
-
-Command = TyperCommand | TyperGroup
+from gpubank.cli.context import explained
 
 
 class Entry(NamedTuple):
@@ -28,30 +22,7 @@ class Entry(NamedTuple):
     """`module:attribute`: a function, or a `typer.Typer` that holds more commands."""
 
     help: str
-    """What the command's own help says first; a test compares."""
-
-
-class LazyCommands(dict[str, Any]):
-    """Commands by name; each is imported when it is first asked for."""
-
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        super().__init__(dict.fromkeys(entries))
-        self.entries = entries
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return one command, or `default` where there is none."""
-        return self[name] if name in self else default
-
-    def __getitem__(self, name: str) -> Any:
-        found = super().__getitem__(name)
-        if found is None:
-            found = load(self.entries[name])
-            self[name] = found
-        return found
-
-    def items(self) -> Any:
-        """Return names and commands; names are what callers use, so nothing is imported."""
-        return super().items()
+    """First sentence of the command's own help; a test compares."""
 
 
 def load(entry: Entry) -> Any:
@@ -70,23 +41,29 @@ def load(entry: Entry) -> Any:
     return get_command(single)
 
 
-class BankGroup(TyperGroup):
-    """The top level: lists without importing, and turns whatever a command raises into a sentence and an exit code."""
+class LazyGroup(TyperGroup):
+    """The top level: lists without importing, and lets no error of a command out as a stack trace."""
 
-    def load(self, entries: tuple[Entry, ...]) -> None:
-        """Take the commands that there are."""
-        self.commands = LazyCommands({entry.name: entry for entry in entries})
+    entries: ClassVar[tuple[Entry, ...]] = ()
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._entries = {entry.name: entry for entry in self.entries}
+        # Known by name from the start, for completion and suggestions.
+        self.commands: Any = dict.fromkeys(self._entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return one command, imported by now; None where there is none."""
+        if cmd_name in self._entries and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = load(self._entries[cmd_name])
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands from the table alone."""
-        assert isinstance(self.commands, LazyCommands)
         with formatter.section("Commands"):
-            formatter.write_dl([(entry.name, entry.help) for entry in self.commands.entries.values()])
+            formatter.write_dl([(entry.name, entry.help) for entry in self.entries])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; no error of a command reaches the terminal as a stack trace."""
-        try:
+        """Run the command."""
+        with explained():
             return super().invoke(ctx)
-        except BankError as error:
-            typer.echo(f"gpubank: {error}", err=True)
-        return None

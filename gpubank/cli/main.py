@@ -4,45 +4,55 @@ Every flag can stand in the environment or in a file instead (`gpubank config sh
 `gpubank.cli.context`.
 """
 
-from importlib import metadata
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import typer
 
-from gpubank.cli import config, hook, lab, ledger, policy, schema
-from gpubank.cli.context import ExitCode
 from gpubank.cli.exit import clean_exit
-from gpubank.cli.freeze import freeze, unfreeze
-from gpubank.cli.objects import apply, delete, get
-from gpubank.cli.quota import quota
-from gpubank.domain.errors import PolicyError
-from gpubank.settings import Mode, Settings
+from gpubank.cli.lazy import Entry, LazyGroup
+
+_FOLDER: Final = "gpubank.cli"
+
+
+class Root(LazyGroup):
+    """The commands that there are, in the order of the help."""
+
+    entries = (
+        Entry("quota", f"{_FOLDER}.quota:quota", "Show who has what: guaranteed, used, borrowed, lent, lendable."),
+        Entry("loan", f"{_FOLDER}.loans:app", "The loans: who has whose GPUs, since when, and how they come back."),
+        Entry("reclaim", f"{_FOLDER}.reclaims:app", "The recalls: who wants GPUs back, of whom, and who must agree."),
+        Entry("freeze", f"{_FOLDER}.freeze:freeze", "Stop new loans and new recalls of a pool."),
+        Entry("unfreeze", f"{_FOLDER}.freeze:unfreeze", "Let loans and recalls go on."),
+        Entry("apply", f"{_FOLDER}.objects:apply", "Create or replace every object of the files, in order."),
+        Entry("get", f"{_FOLDER}.objects:get", "Show objects with their state."),
+        Entry("delete", f"{_FOLDER}.objects:delete", "Ask for the deletion of one object."),
+        Entry("policy", f"{_FOLDER}.policy:app", "Check policies before anybody applies them."),
+        Entry("ledger", f"{_FOLDER}.ledger:app", "The ledger: postings, audit trail, and whether they hold."),
+        Entry("doctor", f"{_FOLDER}.doctor:doctor", "Check everything that the bank needs, and say what to do."),
+        Entry("lab", f"{_FOLDER}.lab:app", "A real control plane on this machine: etcd, Kubernetes, Kueue, fake GPUs."),
+        Entry("hook", f"{_FOLDER}.hook:app", "The checkpoint hook for training images."),
+        Entry("config", f"{_FOLDER}.config:app", "The effective settings."),
+        Entry("schema", f"{_FOLDER}.schema:app", "CRDs, JSON Schema and reference pages, rendered from the models."),
+    )
+
 
 app = typer.Typer(
     name="gpubank",
+    cls=Root,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
     help="A bank for GPUs: guaranteed, lent while idle, recalled after a verified checkpoint.",
 )
-app.command()(quota)
-app.command()(freeze)
-app.command()(unfreeze)
-app.command()(apply)
-app.command()(get)
-app.command()(delete)
-app.add_typer(policy.app, name="policy")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(lab.app, name="lab")
-app.add_typer(hook.app, name="hook")
-app.add_typer(config.app, name="config")
-app.add_typer(schema.app, name="schema")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"gpubank {metadata.version('gpubank')}")
         raise typer.Exit
 
@@ -50,7 +60,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
-    mode: Annotated[Mode | None, typer.Option(help="embedded (default) or cluster.")] = None,
+    mode: Annotated[Literal["embedded", "cluster"] | None, typer.Option(help="embedded (default) or cluster.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded mode.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Name of the cluster.")] = None,
     kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig file.")] = None,
@@ -66,7 +76,7 @@ def root(
     ] = False,
 ) -> None:
     """Guaranteed GPUs, lent while idle, recalled after a verified checkpoint."""
-    flags = {
+    context.obj = {
         "mode": mode,
         "state_dir": state_dir,
         "cluster.name": cluster,
@@ -77,17 +87,18 @@ def root(
         "ledger.url": database_url,
         "log_level": log_level,
     }
-    try:
-        context.obj = Settings.load(flags)
-    except PolicyError as error:
-        typer.echo(f"gpubank: {error}", err=True)
-        raise typer.Exit(ExitCode.USAGE) from error
+
+
+def program_name(called: str) -> str:
+    """What help calls the program: kubectl runs a plugin under a file name that nobody types."""
+    return "kubectl gpubank" if Path(called).name.removesuffix(".exe") == "kubectl-gpubank" else "gpubank"
 
 
 def main() -> None:
     """Run the command line and leave cleanly, whatever client library still has threads."""
     try:
-        code = app(standalone_mode=True)
+        app(prog_name=program_name(sys.argv[0]))
+        code: object = 0
     except SystemExit as stop:
         code = stop.code
     clean_exit(code if isinstance(code, int) else int(code is not None))

@@ -1,15 +1,21 @@
 """How every command prints: a table for people, JSON and YAML for programs, names for pipes."""
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
-import yaml
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+_UNLIMITED: Final = 100_000
+"""Columns of a pipe."""
 
 
 class Output(StrEnum):
@@ -50,30 +56,52 @@ def show(
 ) -> None:
     """Print rows; `name` gives the line of `-o name`, `empty` is said on stderr where a table has no row."""
     if output is Output.JSON:
-        json.dump({"items": list(rows)}, sys.stdout, indent=2, ensure_ascii=False)
-        sys.stdout.write("\n")
+        print_json({"items": list(rows)})
     elif output is Output.YAML:
-        yaml.safe_dump({"items": [dict(row) for row in rows]}, sys.stdout, sort_keys=False, allow_unicode=True)
+        print_yaml({"items": [dict(row) for row in rows]})
     elif output is Output.NAME:
         for row in rows:
             sys.stdout.write(f"{name(row)}\n")
-    elif not rows:
+    elif rows:
+        console().print(table(rows, columns, output, totals=totals))
+    elif empty:
         typer.echo(empty, err=True)
-    else:
-        Console(width=None if sys.stdout.isatty() else 200).print(table(rows, columns, output, totals=totals))
 
 
 def show_one(item: Mapping[str, Any], output: Output, *, name: str, text: Callable[[], None]) -> None:
     """Print one object; `text` prints it for people."""
     if output is Output.JSON:
-        json.dump(item, sys.stdout, indent=2, ensure_ascii=False)
-        sys.stdout.write("\n")
+        print_json(item)
     elif output is Output.YAML:
-        yaml.safe_dump(dict(item), sys.stdout, sort_keys=False, allow_unicode=True)
+        print_yaml(item)
     elif output is Output.NAME:
         sys.stdout.write(f"{name}\n")
     else:
         text()
+
+
+def print_json(item: Mapping[str, Any]) -> None:
+    """Print one JSON document."""
+    sys.stdout.write(json.dumps(item, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_yaml(item: Mapping[str, Any]) -> None:
+    """Print one YAML document."""
+    import yaml
+
+    yaml.safe_dump(dict(item), sys.stdout, sort_keys=False, allow_unicode=True)
+
+
+def console() -> "Console":
+    """Where tables go: as wide as they are, unless a terminal says how wide it is."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            """Leave it to the one place that knows the exit code."""
+            raise BrokenPipeError(errno.EPIPE, "broken pipe")
+
+    return Plain(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
 
 
 def table(
@@ -82,20 +110,24 @@ def table(
     output: Output = Output.TABLE,
     *,
     totals: Mapping[str, Any] | None = None,
-) -> Table:
+) -> "Table":
     """Build the table of `rows`, kubectl's look: no lines, upper-case titles."""
+    from rich.table import Table
+    from rich.text import Text
+
     shown = [column for column in columns if output is Output.WIDE or not column.wide]
     result = Table(box=None, pad_edge=False, header_style="bold")
     for column in shown:
         result.add_column(column.title, justify="right" if column.right else "left", no_wrap=True, overflow="fold")
     for row in rows:
-        result.add_row(*(_cell(row.get(column.field)) for column in shown))
+        result.add_row(*(Text(cell(row.get(column.field))) for column in shown))
     if totals:
-        result.add_row(*(_cell(totals.get(column.field), blank="") for column in shown), style="bold")
+        result.add_row(*(Text(cell(totals.get(column.field), blank="")) for column in shown), style="bold")
     return result
 
 
-def _cell(value: Any, blank: str = "-") -> str:
+def cell(value: Any, blank: str = "-") -> str:
+    """Write one value for a table."""
     if value is None or value == "":
         return blank
     if isinstance(value, bool):

@@ -223,7 +223,7 @@ async def test_history_keeps_its_old_department(ledger: SqlLedger) -> None:
 async def test_a_unit_is_recorded_once_and_never_replaced(ledger: SqlLedger) -> None:
     await asyncio.gather(*(ledger.assign(unit("vision", 0, known=0), actor="ann") for _ in range(3)))
     assert len(await ledger.units()) == 1
-    with pytest.raises(LedgerError):
+    with pytest.raises(PolicyError, match="recorded otherwise"):
         await ledger.assign(unit("robots", 0, known=0), actor="ann")
     with pytest.raises(PolicyError, match="end after the start"):
         await ledger.assign(unit("robots", 5, 5, known=1), actor="ann")

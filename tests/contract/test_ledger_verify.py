@@ -27,7 +27,7 @@ TOUCHED = [
         ORPHAN,
         "postings h100-1/1/2026-03-01T11Z",
     ),
-    ("UPDATE postings SET hour = posted_at WHERE id IN (3, 4)", MISSING, ENTRY),
+    ("UPDATE postings SET hour = (SELECT offered_at FROM lines) WHERE id IN (3, 4)", MISSING, ENTRY),
     (
         "INSERT INTO postings (span_id, hour, attempt, reversal, half, entry, account, cluster, pool, line_id, gpu_ms,"
         " posted_at) SELECT span_id, hour, 1, reversal, half, entry || '/1', account, cluster, pool, line_id, gpu_ms,"
@@ -67,6 +67,7 @@ TOUCHED = [
     ("UPDATE audit SET detail = '{}' WHERE sequence = 3", BROKEN, "audit 3"),
     ("UPDATE audit SET detail = 'x' WHERE sequence = 3", BROKEN, "audit 3"),
     ("UPDATE audit SET detail = '[]' WHERE sequence = 3", BROKEN, "audit 3"),
+    ("""UPDATE audit SET detail = '{"rows": {"lines": [1, {}]}}' WHERE sequence = 3""", BROKEN, "audit 3"),
     (f"UPDATE audit SET digest = '{GENESIS}' WHERE sequence = 3", BROKEN, "audit 3"),
     (f"UPDATE audit SET previous = '{GENESIS}' WHERE sequence = 3", BROKEN, "audit 3"),
     (

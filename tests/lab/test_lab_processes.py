@@ -54,7 +54,7 @@ async def test_a_stubborn_command_and_its_children_are_killed_after_the_grace(tm
     until(lambda: not child.alive(), "the end of the child")
 
 
-async def test_a_successor_that_is_no_parent_learns_the_exit_code(tmp_path: Path) -> None:
+def test_a_successor_that_is_no_parent_learns_the_exit_code(tmp_path: Path) -> None:
     script = f"""
 import os, pathlib
 from gpubank.simulation.processes import LocalProcess
@@ -68,7 +68,7 @@ print(made.identity.pid, made.identity.started)
     adopted = LocalProcess(ProcessId(int(pid), started), tmp_path / "exit")
     assert adopted.exit_code() is None
     (tmp_path / "go").touch()
-    assert await adopted.wait() == 9
+    until(lambda: adopted.exit_code() == 9, "the exit code")
 
 
 def test_another_process_with_the_same_pid_is_never_signalled(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import insert, or_, select
+from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gpubank.adapters.ledger import chain, rows
 from gpubank.adapters.ledger.chain import Link
 from gpubank.adapters.ledger.tables import org
+from gpubank.adapters.ledger.writing import insert_once
 from gpubank.domain.errors import PolicyError
 from gpubank.domain.ledger import OrgUnit
 
@@ -21,12 +22,16 @@ async def assign(connection: AsyncConnection, unit: OrgUnit, *, actor: str) -> N
             f" {unit.valid_to.isoformat()}; give an end after the start"
         )
     row = rows.org_row(unit)
-    same = select(org.c.id).where(*(org.c[name].is_not_distinct_from(value) for name, value in row.items()))
-    if (await connection.execute(same)).first() is not None:
+    if await insert_once(connection, org, row):
+        link = Link(unit.business_group, "Assigned", {}, [(org, row)])
+        await chain.append(connection, [link], at=unit.recorded_at, actor=actor)
         return
-    await connection.execute(insert(org).values(row))
-    link = Link(unit.business_group, "Assigned", {}, [(org, row)])
-    await chain.append(connection, [link], at=unit.recorded_at, actor=actor)
+    same = select(org.c.id).where(*(org.c[name].is_not_distinct_from(value) for name, value in row.items()))
+    if (await connection.execute(same)).first() is None:
+        raise PolicyError(
+            f"org unit of {unit.business_group!r} from {unit.valid_from.isoformat()} was recorded otherwise at this very"
+            " instant; record the correction at a later one"
+        )
 
 
 async def resolve(

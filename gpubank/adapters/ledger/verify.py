@@ -7,7 +7,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -52,19 +52,13 @@ async def _check_chain(connection: AsyncConnection, findings: _Findings) -> tupl
     """Walk the chain; return how many links it has, its last digest, and the last image of every row."""
     images: dict[str, bytes] = {}
     previous, count = GENESIS, 0
-    tables = {table.name: table for table in IMAGED}
     async with connection.stream(
         select(audit).order_by(audit.c.sequence).execution_options(yield_per=_BATCH)
     ) as result:
         async for row in result.mappings():
             count += 1
             where = f"audit {row['sequence']}"
-            try:
-                detail = json.loads(row["detail"])
-            except ValueError:
-                findings.add(FindingKind.BROKEN_CHAIN, where, "its detail is not JSON")
-                previous = row["digest"]
-                continue
+            detail = _detail(row["detail"])
             if row["sequence"] != count:
                 findings.add(FindingKind.BROKEN_CHAIN, where, f"link {count} is missing before it")
                 count = int(row["sequence"])
@@ -73,9 +67,7 @@ async def _check_chain(connection: AsyncConnection, findings: _Findings) -> tupl
             elif row["digest"] != _digest(row, detail):
                 findings.add(FindingKind.BROKEN_CHAIN, where, "its content does not match its digest")
             previous = row["digest"]
-            for name, written in detail.get(chain.ROWS, {}).items():
-                for values in written if name in tables else ():
-                    images[chain.row_key(tables[name], values)] = chain.fingerprint(values)
+            images.update(_images(detail))
     kept = (await connection.execute(select(audit_head))).mappings().one_or_none()
     if kept is None:
         findings.add(FindingKind.BROKEN_CHAIN, "audit_head 1", "it is gone")
@@ -83,6 +75,26 @@ async def _check_chain(connection: AsyncConnection, findings: _Findings) -> tupl
         message = f"it says that link {kept['sequence']} is the last one; link {count} is, or its digest differs"
         findings.add(FindingKind.BROKEN_CHAIN, "audit_head 1", message)
     return count, previous, images
+
+
+def _detail(text: str) -> dict[str, Any]:
+    """Read a link's detail; what no bank wrote is empty, and its digest will not fit."""
+    try:
+        detail = json.loads(text)
+    except ValueError:
+        return {}
+    return detail if isinstance(detail, dict) else {}
+
+
+def _images(detail: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Fingerprints of the rows that a link holds, by their names; what has not their shape was not written by a bank."""
+    images = detail.get(chain.ROWS)
+    if not isinstance(images, dict):
+        return
+    for table in IMAGED:
+        for values in images.get(table.name, ()):
+            if isinstance(values, dict) and values.keys() >= {*chain.key_columns(table)}:
+                yield chain.row_key(table, values), chain.fingerprint(values)
 
 
 def _digest(row: RowMapping, detail: Mapping[str, Any]) -> str:

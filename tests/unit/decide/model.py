@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from gpubank.decide.compile import nominals, writes
+from gpubank.decide.desk import Desk
 from gpubank.decide.recall import RecallPlan, plan_recall
 from gpubank.decide.step import SignalKind, Step, step
 from gpubank.decide.use import unbacked
-from gpubank.decide.desk import Desk
 from gpubank.domain.books import Books
 from gpubank.domain.contract import CheckpointHook, Side, Transport, WorkloadContract
 from gpubank.domain.demand import DemandKind, DemandState
@@ -109,7 +109,7 @@ class Model:
     # ---- what is seen
 
     def facts(self) -> PoolFacts:
-        used = {name: 0 for name in self.nodes}
+        used = dict.fromkeys(self.nodes, 0)
         for job in self.jobs.values():
             for node in job.nodes:
                 used[node] += job.size
@@ -264,9 +264,8 @@ class Model:
         for demand in self.books.demands:
             if demand.state is DemandState.RAISED and (done := self._await_placed(demand.demand_id)):
                 return done
-            if demand.state is DemandState.OPEN:
-                if done := self._serve(demand.demand_id, wanted):
-                    return done
+            if demand.state is DemandState.OPEN and (done := self._serve(demand.demand_id, wanted)):
+                return done
         return self._loans(wanted)
 
     def _serve(self, demand_id: str, wanted: set[str]) -> str:

@@ -1,0 +1,168 @@
+"""The invariants over any sequence of submissions, completions, grants, recalls, crashes and policy edits."""
+
+from datetime import timedelta
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gpubank.domain.contract import Side
+from gpubank.domain.demand import DemandState
+from gpubank.domain.loan import MOVES, LineState
+from gpubank.domain.pool import Freeze
+from tests.unit.decide.model import HOOKED, NOW, RETRYABLE, Model, group_terms, pool_terms
+
+GROUPS = ("a", "b", "c")
+CAPACITY = 24
+groups = st.sampled_from(GROUPS)
+sizes = st.sampled_from([1, 2, 4, 6, 8, 12])
+
+
+class Bank(RuleBasedStateMachine):
+    """Everybody acts at any time; every act is one effect, so that a crash may lie between any two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(pool_terms(capacity=CAPACITY), {})
+        self.count = 0
+
+    @initialize(
+        guarantees=st.tuples(*[st.integers(0, 8)] * 3),
+        lending=st.tuples(*[st.integers(0, 8)] * 3),
+        resume=st.integers(0, 20),
+    )
+    def found(self, guarantees: tuple[int, ...], lending: tuple[int, ...], resume: int) -> None:
+        terms = [
+            group_terms(name, guaranteed, lending_limit=min(limit, guaranteed))
+            for name, guaranteed, limit in zip(GROUPS, guarantees, lending, strict=True)
+        ]
+        self.model = Model(
+            pool_terms(*terms, capacity=CAPACITY, resume_after=timedelta(seconds=resume)),
+            {f"node-{i}": 8 for i in range(CAPACITY // 8)},
+        )
+        self.model.settle()
+
+    # ---- people
+
+    @rule(group=groups, side=st.sampled_from(Side), pods=sizes, priority=st.integers(0, 1), hooked=st.booleans())
+    def submit(self, group: str, side: Side, pods: int, priority: int, hooked: bool) -> None:
+        self.count += 1
+        contract = HOOKED if hooked else RETRYABLE
+        self.model.submit(f"job-{self.count}", group, side, pods, priority=priority, contract=contract)
+
+    @rule(data=st.data(), deleted=st.booleans())
+    def finish(self, data: st.DataObject, deleted: bool) -> None:
+        running = sorted(uid for uid, job in self.model.jobs.items() if job.reserved or deleted)
+        if running:
+            self.model.finish(data.draw(st.sampled_from(running)), deleted=deleted)
+
+    @rule(group=groups, guaranteed=st.integers(0, 8), lending=st.integers(0, 8), borrow=st.integers(0, 24))
+    def edit_policy(self, group: str, guaranteed: int, lending: int, borrow: int) -> None:
+        terms = self.model.terms
+        edited = [
+            group_terms(group, guaranteed, lending_limit=min(lending, guaranteed), borrow_limit=borrow)
+            if other.group == group
+            else other
+            for other in terms.groups
+        ]
+        self.model.terms = terms.model_copy(update={"groups": tuple(edited)})
+
+    @rule(frozen=st.booleans())
+    def freeze(self, frozen: bool) -> None:
+        freeze = Freeze(by="ops", reason="upgrade") if frozen else None
+        self.model.terms = self.model.terms.model_copy(update={"freeze": freeze})
+
+    @rule(milliseconds=st.sampled_from([100, 600, 2_000, 6_000, 40_000, 400_000]))
+    def wait(self, milliseconds: int) -> None:
+        self.model.now += timedelta(milliseconds=milliseconds)
+
+    # ---- the scheduler
+
+    @rule(stale=st.booleans())
+    def admit(self, stale: bool) -> None:
+        self.model.admit(stale=stale)
+
+    @rule()
+    def place(self) -> None:
+        self.model.place()
+
+    @rule()
+    def fence(self) -> None:
+        self.model.fence()
+
+    @rule()
+    def evict(self) -> None:
+        self.model.evict()
+
+    # ---- the bank
+
+    @rule(crash_after=st.one_of(st.none(), st.integers(0, 3)))
+    def step(self, crash_after: int | None) -> None:
+        self.model.step(crash_after=crash_after)
+
+    @rule(crash_after=st.one_of(st.none(), st.integers(0, 3)))
+    def write(self, crash_after: int | None) -> None:
+        self.model.write(crash_after=crash_after)
+
+    @rule(times=st.integers(1, 6))
+    def work(self, times: int) -> None:
+        for _ in range(times):
+            self.model.work()
+
+    @rule(data=st.data())
+    def protect(self, data: st.DataObject) -> None:
+        recalled = sorted({x.workload.uid for x in self.model.books.lines if x.state is LineState.RECALLED})
+        if recalled:
+            self.model.protect(data.draw(st.sampled_from(recalled)))
+
+    @rule()
+    def rounds(self) -> None:
+        for _ in range(3):
+            self.model.round()
+            self.model.now += timedelta(milliseconds=300)
+
+    # ---- what must hold
+
+    @invariant()
+    def always(self) -> None:
+        self.model.check()
+
+    def teardown(self) -> None:
+        model = self.model
+        model.terms = model.terms.model_copy(update={"freeze": None})
+        model.spared.clear()
+        assert not model.settle(), f"the bank does not come to rest: {model.settle(rounds=4)}"
+        model.check()
+        check_rest(model)
+        for before, after in model.moves:
+            assert after is LineState.OFFERED if before is None else after in MOVES[before]
+
+
+def check_rest(model: Model) -> None:
+    """Nothing is under way, everybody who is owed something has it, and every running borrow job has its lines."""
+    books = model.books
+    assert {line.state for line in books.lines} <= {LineState.GRANTED}
+    assert not any(g.releasing or g.recalled for g in books.guarantees if g.group != "")
+    assert not books.demands, books.demands
+    for terms in model.terms.groups:
+        group = terms.group
+        own = model.reserved(group, Side.OWN)
+        in_force = books.guarantee(group).in_force
+        assert books.lent_to_others(group) <= terms.lending_limit
+        assert books.lent(group) + own <= in_force
+        assert in_force == max(terms.guaranteed, own) or in_force > terms.guaranteed == in_force - 0
+        assert model.queues[group, Side.OWN].nominal == in_force - books.lent(group)
+        assert model.queues[group, Side.BORROW].nominal == model.reserved(group, Side.BORROW)
+        left = min(in_force, terms.guaranteed) - own
+        waiting = [j for j in model.jobs.values() if (j.group, j.kind) == (group, Side.OWN)]
+        assert all(j.gpus > left for j in waiting if not j.reserved and not j.finished), "an owner waits"
+    for job in model.jobs.values():
+        if job.kind is Side.BORROW and job.reserved:
+            assert sum(line.gpus for line in books.lines_of(job.uid)) == job.gpus
+    assert all(books.lines_of(x.workload.uid) and model.jobs[x.workload.uid].reserved for x in books.lines)
+
+
+Bank.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAnySequence = Bank.TestCase
