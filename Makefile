@@ -22,6 +22,9 @@ lock:  ## resolve pyproject.toml anew into requirements.lock (needs uv)
 lint: setup  ## ruff, mypy, import-linter
 	ruff check . && ruff format --check . && mypy && lint-imports
 
+demo: setup  ## the main job with a real training run; KEEP=1 leaves it running, CLUSTER=lab plays on real Kueue
+	@python -m examples.demo.play $(if $(KEEP),--keep) $(if $(CLUSTER),--cluster $(CLUSTER))
+
 test: setup  ## everything: lint, unit, contract, lab
 	@bash scripts/test.sh
 

@@ -159,6 +159,11 @@ class ReclaimCalls(Protocol):
         """Wait until the owner's pods are on nodes, or somebody slipped in."""
         ...
 
+    @activity.defn(name="reclaim.await_ended")
+    async def await_ended(self, step: DemandStep) -> bool:
+        """Wait until the demand has ended in the books; True then."""
+        ...
+
     @activity.defn(name="reclaim.end_demand")
     async def end_demand(self, end: EndDemand) -> None:
         """End the demand in the books and write the quotas that follow."""

@@ -1,5 +1,8 @@
 """What a Reclaim does for one demand: plan and pledge, give the whole set back at once, see the owner placed."""
 
+from datetime import timedelta
+from typing import Final
+
 from temporalio import activity
 
 from activities.failures import not_yet, settled
@@ -25,6 +28,10 @@ from gpubank.domain.steps import (
     RaiseResult,
 )
 from gpubank.domain.transaction import DemandChange, Transaction
+
+
+END_POLL: Final = timedelta(seconds=1)
+"""How often a Reclaim makes sure that somebody still waits."""
 
 
 class ReclaimActivities(ReclaimCalls):
@@ -146,6 +153,14 @@ class ReclaimActivities(ReclaimCalls):
             raise not_yet(f"workload {workload.key.name!r} waits for its admission")
 
         return await settled(attempt)
+
+    @activity.defn(name="reclaim.await_ended")
+    async def await_ended(self, step: DemandStep) -> bool:
+        """Look once whether the demand has ended; else "not yet"."""
+        demand = (await self._pools.books(step.pool)).demand(step.demand)
+        if demand is not None and demand.state in (DemandState.OPEN, DemandState.RAISED):
+            raise not_yet(f"demand {step.demand!r} is {demand.state}", again=END_POLL)
+        return True
 
     @activity.defn(name="reclaim.end_demand")
     async def end_demand(self, end: EndDemand) -> None:

@@ -116,6 +116,9 @@ class ControllerSettings(_Section):
     resync_seconds: Annotated[float, Field(gt=0, le=600)] = 15.0
     """Longest time between two looks at a pool in which nothing seems to change."""
 
+    namespace: str = "gpubank-system"
+    """Namespace of the controller's leader Lease."""
+
 
 class Settings(BaseSettings):
     """Everything that a process of the bank can be told."""

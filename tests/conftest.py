@@ -3,6 +3,8 @@
 import pytest
 
 # Shared suites are no test modules of their own, but their assertions should explain themselves all the same.
-pytest.register_assert_rewrite("tests.contract.quota_suite", "tests.contract.world", "tests.contract.simulated_world")
+pytest.register_assert_rewrite(
+    *(f"tests.contract.{name}" for name in ("quota_suite", "quota_loans", "quota_bench", "world", "simulated_world"))
+)
 
 pytest_plugins = ("tests.plugins.lab", "tests.plugins.ledger")

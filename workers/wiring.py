@@ -84,6 +84,7 @@ def cluster_activities(cluster: str, ports: Ports) -> list[Activity]:
         reclaims.plan,
         reclaims.raise_queue,
         reclaims.await_placed,
+        reclaims.await_ended,
         reclaims.end_demand,
     ]
 

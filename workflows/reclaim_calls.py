@@ -80,6 +80,12 @@ class ReclaimActs:
         )
         return await unless(handle, stop)
 
+    def watch(self) -> workflow.ActivityHandle[bool]:
+        """Begin to watch for the end of the demand."""
+        return workflow.start_activity_method(
+            ReclaimCalls.await_ended, self.step(), **self._poll(f"see whether anybody waits for {self._demand}")
+        )
+
     async def end_demand(self, state: DemandState, reason: str) -> None:
         """End the demand in the books."""
         await workflow.execute_activity_method(

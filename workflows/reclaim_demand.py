@@ -116,8 +116,12 @@ class DemandRun:
         self._began = workflow.now()
         try:
             await self._look()
-            while True:
-                await self._serve()
+            watch = self._acts.watch()
+            try:
+                while True:
+                    await self._serve()
+            finally:
+                watch.cancel()
         except _Rest:
             return
         except _End as end:

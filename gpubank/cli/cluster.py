@@ -35,7 +35,7 @@ class KubernetesCluster:
             items, _, token = await self.connection.page(BANK_KINDS[_own_kind(kind)], selectors={}, token=token)
             found += items
             if not token:
-                return found
+                return sorted(found, key=_place)
 
     async def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """One object, or None."""
@@ -88,6 +88,10 @@ async def open_cluster(settings: Settings) -> AsyncIterator[KubernetesCluster]:
             yield cluster
         finally:
             await cluster.close()
+
+
+def _place(item: Mapping[str, Any]) -> tuple[str, str]:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
 def _own_kind(kind: str) -> str:

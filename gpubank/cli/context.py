@@ -69,13 +69,14 @@ def settings_of(context: typer.Context) -> "Settings":
     from gpubank.settings import Settings
 
     root = context.find_root()
-    if not isinstance(root.obj, Settings):
-        try:
-            root.obj = Settings.load(root.obj)
-        except PolicyError as error:
-            say(str(error))
-            raise typer.Exit(ExitCode.USAGE) from error
-    return root.obj
+    if isinstance(root.obj, Settings):
+        return root.obj
+    try:
+        root.obj = settings = Settings.load(root.obj)
+    except PolicyError as error:
+        say(str(error))
+        raise typer.Exit(ExitCode.USAGE) from error
+    return settings
 
 
 def exit_code(error: BankError) -> ExitCode:

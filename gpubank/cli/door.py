@@ -1,8 +1,8 @@
 """The way from a command to the bank: a Unix socket in embedded mode, kubeconfig and database in cluster mode.
 
-    Door ──▶ cluster      objects, and what the scheduler sees
-         ──▶ ledger       the books
-         ──▶ processes()  Temporal, connected only when it is asked for
+Door ──▶ cluster      objects, and what the scheduler sees
+     ──▶ ledger       the books
+     ──▶ processes()  Temporal, connected only when it is asked for
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -52,15 +52,27 @@ class Processes(Protocol):
     """What commands need of Temporal; `gpubank.client.BankClient` is one."""
 
     async def loans(
-        self, *, cluster: str | None = None, pool: str | None = None, borrower: str | None = None, limit: int = 500
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        borrower: str | None = None,
+        running_only: bool = True,
+        limit: int = 500,
     ) -> "Sequence[LoanRow]":
-        """List running Loans."""
+        """List Loans, newest first."""
         ...
 
     async def reclaims(
-        self, *, cluster: str | None = None, pool: str | None = None, lender: str | None = None, limit: int = 500
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        lender: str | None = None,
+        running_only: bool = True,
+        limit: int = 500,
     ) -> "Sequence[ReclaimRow]":
-        """List running Reclaims."""
+        """List Reclaims, newest first."""
         ...
 
     async def loan_state(self, loan: str) -> "LoanState":

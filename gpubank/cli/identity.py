@@ -1,10 +1,15 @@
 """Who gives an order: what the API server says where there is one, else the OS user, who nobody vouches for."""
 
 import getpass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gpubank.domain.errors import PolicyError
 
 if TYPE_CHECKING:
     from gpubank.cli.door import Cluster
+
+
+LONGEST_REASON: Final = 1024
 
 
 class Identity(NamedTuple):
@@ -26,3 +31,9 @@ async def identity_of(cluster: "Cluster") -> Identity:
         return Identity(getpass.getuser(), verified=False)
     except (OSError, KeyError):  # a uid without a name, as in a container
         return Identity("unknown", verified=False)
+
+
+def check_reason(reason: str) -> None:
+    """Refuse a reason that is too long to be shown."""
+    if len(reason) > LONGEST_REASON:
+        raise PolicyError(f"the reason has {len(reason)} characters; shorten it to {LONGEST_REASON}")

@@ -1,6 +1,8 @@
 """A command line that imports only the command it runs: help and offline checks wait for no client they never use.
 
-    Entry("loan", "gpubank.cli.loans:app", "The loans ...")  ──▶ listed with its help, imported when it is called
+Entry("loan", "gpubank.cli.loans:app", "The loans ...")  ──▶ listed with its help, imported when it is called
+
+It is also the one place that turns whatever a command raises into a sentence and an exit code.
 """
 
 import importlib

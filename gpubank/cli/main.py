@@ -20,6 +20,7 @@ class Root(LazyGroup):
     """The commands that there are, in the order of the help."""
 
     entries = (
+        Entry("up", f"{_FOLDER}.up:up", "Run the embedded bank until Ctrl-C."),
         Entry("quota", f"{_FOLDER}.quota:quota", "Show who has what: guaranteed, used, borrowed, lent, lendable."),
         Entry("loan", f"{_FOLDER}.loans:app", "The loans: who has whose GPUs, since when, and how they come back."),
         Entry("reclaim", f"{_FOLDER}.reclaims:app", "The recalls: who wants GPUs back, of whom, and who must agree."),

@@ -23,7 +23,7 @@ def apply(
     namespace: NamespaceOption = None,
 ) -> None:
     """Create or replace every object of the files, in order; the first that is refused ends it."""
-    documents = [document for name in files for document in _documents(name)]
+    documents = [document for name in files for document in read_manifests(name)]
 
     async def main() -> None:
         async with open_door(settings_of(context)) as door:
@@ -101,7 +101,7 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _documents(name: str) -> list[dict[str, Any]]:
+def read_manifests(name: str) -> list[dict[str, Any]]:
     """Read one file of manifests; one that cannot be read ends the command before anything is applied."""
     source = "standard input" if name == "-" else name
     try:

@@ -4,6 +4,7 @@ import errno
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -135,3 +136,11 @@ def cell(value: Any, blank: str = "-") -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(str(item) for item in value) or blank
     return str(value)
+
+
+def instant(moment: datetime | str | None) -> str:
+    """Write a moment for people: UTC, to the second; a dash for none."""
+    if moment is None:
+        return "-"
+    found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return f"{found.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

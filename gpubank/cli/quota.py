@@ -1,17 +1,15 @@
 """`gpubank quota`: who has what."""
 
-import asyncio
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
 
 from gpubank.cli.context import run, settings_of
 from gpubank.cli.door import Door, open_door
-from gpubank.cli.output import Column, Output, OutputOption, show, table
-from gpubank.decide.overview import overview
+from gpubank.cli.output import Column, Output, OutputOption
+from gpubank.cli.watch import Row, WatchOption, present
+from gpubank.domain.errors import BackendError
 
 COLUMNS = (
     Column("POOL", "pool"),
@@ -29,7 +27,6 @@ COLUMNS = (
     Column("PENDING BORROW", "pendingBorrow", wide=True, right=True),
 )
 
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second until interrupted.")]
 PoolOption = Annotated[str | None, typer.Option("--pool", "-p", help="Only this pool.")]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="Only this business group.")]
 
@@ -39,44 +36,49 @@ def quota(
     pool: PoolOption = None,
     group: GroupOption = None,
     output: OutputOption = Output.TABLE,
-    watch: WatchOption = False,
+    follow: WatchOption = False,
 ) -> None:
-    """Show per group and pool what is guaranteed, used, borrowed, lent, lendable and pending, in GPUs."""
+    """Show who has what: guaranteed, used, borrowed, lent, lendable and pending GPUs, per group and pool."""
 
     async def main() -> None:
         async with open_door(settings_of(context)) as door:
-            if watch and output in (Output.TABLE, Output.WIDE):
-                await _watch(door, pool, group, output)
-                return
-            rows = await quota_rows(door, pool, group)
-            show(
-                rows,
+
+            async def look() -> tuple[Sequence[Row], str]:
+                return await quota_rows(door, pool, group)
+
+            await present(
+                look,
                 COLUMNS,
                 output,
                 name=lambda row: f"{row['pool']}/{row['group']}",
                 empty="no group has a policy in force; `gpubank apply -f` takes pools, groups and policies",
+                follow=follow,
             )
 
     run(main)
 
 
-async def quota_rows(door: Door, pool: str | None, group: str | None) -> list[dict[str, Any]]:
-    """Rows of every pool, or of one."""
+async def quota_rows(door: Door, pool: str | None, group: str | None) -> tuple[list[dict[str, Any]], str]:
+    """Rows of every pool, or of one, and why those of some are missing; empty if none are."""
+    from gpubank.decide.overview import overview
+
     agreement = await door.agreement()
     rows: list[dict[str, Any]] = []
+    missing: list[str] = []
     for name in await door.pools(pool):
-        facts = await door.cluster.observe(name)
-        books = await door.ledger.books(door.settings.cluster.name, name)
+        terms = agreement.terms.get(name)
+        if terms is None:
+            missing.append(f"pool {name!r} cannot be read; `gpubank get GPUPool {name}` says why")
+            continue
+        try:
+            facts = await door.cluster.observe(name)
+        except BackendError as error:
+            missing.append(f"pool {name!r}: {error}")
+            continue
+        books = await door.ledger.books(door.cluster_name, name)
         rows += [
-            row.model_dump(mode="json", by_alias=True)
-            for row in overview(facts, books, agreement.terms[name])
+            row.model_dump(mode="json")
+            for row in overview(facts, books, terms)
             if group is None or row.group == group
         ]
-    return rows
-
-
-async def _watch(door: Door, pool: str | None, group: str | None, output: Output) -> None:
-    with Live(console=Console(), auto_refresh=False) as live:
-        while True:
-            live.update(table(await quota_rows(door, pool, group), COLUMNS, output), refresh=True)
-            await asyncio.sleep(timedelta(seconds=1).total_seconds())
+    return rows, "; ".join(missing)

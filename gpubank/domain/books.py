@@ -66,7 +66,8 @@ class Books(Message):
 
     def guarantee(self, group: str) -> Guarantee:
         """Return the group's guarantee; nothing where it has no row."""
-        return next((g for g in self.guarantees if g.group == group), Guarantee(group=group, in_force=0, version=0))
+        found = next((g for g in self.guarantees if g.group == group), None)
+        return found if found is not None else Guarantee(group=group, in_force=0, version=0)
 
     def line(self, line_id: str) -> Line | None:
         """Return an open line."""
@@ -401,8 +402,8 @@ class _Writer:
         self._put_line(line, **update)
         if move.to_state is LineState.RETURNED and demand_id is not None:
             self._keep_for(demand_id, line)
-            if line.state is LineState.RECALLED:
-                self._rest(line.lender)
+        if move.to_state is LineState.RETURNED and line.state is LineState.RECALLED:
+            self._rest(line.lender)
 
     def _check_novated(self, line: Line) -> None:
         """A running line may end at once only when as many GPUs take its place here, for the same Workload."""

@@ -82,6 +82,16 @@ def audit_digest(
     return hashlib.sha256(body.encode()).hexdigest()
 
 
+class Balance(Message):
+    """What one account has borrowed and lent in one pool, as far as it is posted; GPU-milliseconds."""
+
+    cluster: str
+    pool: str
+    account: str
+    borrowed_gpu_ms: int
+    lent_gpu_ms: int
+
+
 def imbalance(postings: Iterable[Posting]) -> int:
     """Sum of all postings in GPU-milliseconds; anything but 0 is an error in the books."""
     return sum(posting.gpu_ms for posting in postings)

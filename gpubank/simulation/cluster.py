@@ -72,7 +72,9 @@ class SimulatedCluster:
         self.clock = clock or SystemClock()
         self.timing = timing or Timing()
         self.events = EventLog(self.clock)
-        self.objects = ObjectBook(self.clock, self.events)
+        # Two runs by hand must be alike; two of the machine's time must not share a uid, for the ledger outlives them.
+        names = Names(uuid.UUID(int=0) if isinstance(self.clock, ManualClock) else uuid.uuid4())
+        self.objects = ObjectBook(self.clock, self.events, names.uid)
         self.notices = Notices(self.events)
         self.priority_classes: dict[str, int] = {}
         """Values of the priority classes that jobs may name."""
@@ -84,11 +86,9 @@ class SimulatedCluster:
         self._nodes = NodeBook()
         self._queues = QueueBook()
         self._fence = Fence(self.timing.cycle)
-        # Two runs by hand must be alike; two of the machine's time must not share a uid, for the ledger outlives them.
-        seed = uuid.UUID(int=0) if isinstance(self.clock, ManualClock) else uuid.uuid4()
         kubelet = Kubelet(self._timeline, self.timing, self._nodes, self._pulse, self._pod_home)
         self._kubelet = kubelet
-        self._jobs = JobController(self._timeline, self.timing, self._queues, kubelet, self._pulse, Names(seed))
+        self._jobs = JobController(self._timeline, self.timing, self._queues, kubelet, self._pulse, names)
         self._scheduler = self._jobs.scheduler
 
     # -- QuotaBackend

@@ -283,7 +283,7 @@ class JobController:
 
     def _fill(self, workload: Workload) -> None:
         """Create the pods that an admitted Workload lacks, or let those that wait for admission go."""
-        if False:
+        if not workload.reserved or workload.evicting or workload.finished:
             return
         for pod in workload.pods:
             self._kubelet.admit(pod)

@@ -8,8 +8,7 @@ What is handed in and out is copied: nobody changes an object but through these 
 
 import copy
 import itertools
-import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gpubank.domain.base import API_VERSION, format_instant
@@ -47,8 +46,9 @@ _Key = tuple[str, str, str]
 class ObjectBook:
     """Keeps the bank's objects; implements `ObjectStore`."""
 
-    def __init__(self, clock: Clock, events: EventLog) -> None:
+    def __init__(self, clock: Clock, events: EventLog, new_uid: Callable[[], str]) -> None:
         self._clock = clock
+        self._new_uid = new_uid
         self._events = events
         self._pulse = Pulse()
         self._versions = itertools.count(1)
@@ -157,7 +157,7 @@ class ObjectBook:
 
     def _created(self, key: _Key, body: dict[str, Any]) -> dict[str, Any]:
         body["metadata"] |= {
-            "uid": str(uuid.uuid4()),
+            "uid": self._new_uid(),
             "generation": 1,
             "creationTimestamp": format_instant(self._clock.now()),
         }

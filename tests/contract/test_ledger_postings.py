@@ -123,12 +123,12 @@ _steps = st.lists(
         ),
     ),
     min_size=4,
-    max_size=24,
+    max_size=20,
 )
 
 
 @settings(
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

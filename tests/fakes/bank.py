@@ -145,9 +145,9 @@ class FakeBank:
         )
         return await self.placed(name)
 
-    async def own(self, group: str, name: str, gpus: int = 8) -> None:
+    async def own(self, group: str, name: str, gpus: int = 8, *, pods: int = 1) -> None:
         """Submit an own job."""
-        await self.world.submit_job(JobRequest(group=group, name=name, gpus_per_pod=gpus))
+        await self.world.submit_job(JobRequest(group=group, name=name, pods=pods, gpus_per_pod=gpus // pods))
 
     async def placed(self, name: str, timeout: float = 20) -> WorkloadFacts:
         """See a job's pods on nodes."""
@@ -168,6 +168,14 @@ class FakeBank:
 
     async def lines(self) -> tuple[Line, ...]:
         return (await self.ledger.books(self.cluster, POOL)).lines
+
+    async def nothing_open(self) -> bool:
+        """Whether no line is open."""
+        return not await self.lines()
+
+    def reasons(self, job: str) -> set[str]:
+        """Reasons of all events about a job or its Workload."""
+        return {event.reason for event in self.world.simulated.events.on() if job in event.name}
 
     def loan(self, workload: WorkloadFacts) -> str:
         return loan_id(self.cluster, workload.key.uid)

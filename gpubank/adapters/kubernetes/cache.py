@@ -87,6 +87,7 @@ class Cache(Generic[T]):
         self._listed = asyncio.Event()
         self._fresh_at = time.monotonic()
         self._failure = ""
+        self._fault: Exception | None = None
         self._listeners: list[Callable[[T | None, T | None], None]] = []
         self.lists = 0
         """How often it has listed; stays at 1 as long as the server serves the versions in between."""
@@ -120,7 +121,9 @@ class Cache(Generic[T]):
         self.check()
 
     def check(self, limit: float = STALE) -> None:
-        """Raise `BackendError` unless the copy was proved fresh within `limit` seconds."""
+        """Raise `BackendError` unless the copy was proved fresh within `limit` seconds; a bug in `read` as it is."""
+        if self._fault is not None:
+            raise self._fault  # must not look like an empty cluster
         if not self._listed.is_set():
             raise BackendError(f"{self._kind} objects cannot be read: {self._failure or 'not listed yet'}")
         if self.age > limit:
@@ -158,6 +161,14 @@ class Cache(Generic[T]):
 
     async def run(self) -> None:
         """Keep the copy until cancelled; failures are waited out with a growing pause."""
+        try:
+            await self._run()
+        except Exception as error:
+            self._fault = error
+            self._listed.set()
+            raise
+
+    async def _run(self) -> None:
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -276,9 +287,6 @@ class Caches:
 
     async def ready(self) -> None:
         """Wait until every cache has listed; raise `BackendError` where one cannot, or has gone stale."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.result()  # a bug in a reader must not look like an empty cluster
         await asyncio.gather(*(cache.ready() for cache in self._caches))
 
     async def stop(self) -> None:

@@ -65,3 +65,8 @@ BANK_KINDS: Final = {
     )
 }
 """The bank's own kinds by name."""
+
+LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+SELF_SUBJECT_REVIEW: Final = Kind(
+    "authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False
+)

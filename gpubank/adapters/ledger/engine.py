@@ -52,6 +52,15 @@ def engine_url(url: str | URL) -> URL:
     return parsed.set(drivername=driver)
 
 
+def require(url: str | URL) -> None:
+    """Raise `BackendError` where `url` is a SQLite file that is not there, which connecting would make."""
+    parsed = engine_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).is_file():
+        raise BackendError(
+            f"ledger {parsed.database!r} does not exist; start the bank, or run `gpubank ledger migrate`"
+        )
+
+
 def make_engine(url: str | URL) -> AsyncEngine:
     """Return an engine for a ledger; the folder of a SQLite file is made. Dispose of it when done."""
     parsed = engine_url(url)

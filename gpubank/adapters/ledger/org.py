@@ -29,8 +29,8 @@ async def assign(connection: AsyncConnection, unit: OrgUnit, *, actor: str) -> N
     same = select(org.c.id).where(*(org.c[name].is_not_distinct_from(value) for name, value in row.items()))
     if (await connection.execute(same)).first() is None:
         raise PolicyError(
-            f"org unit of {unit.business_group!r} from {unit.valid_from.isoformat()} was recorded otherwise at this very"
-            " instant; record the correction at a later one"
+            f"org unit of {unit.business_group!r} from {unit.valid_from.isoformat()} was recorded otherwise at this"
+            " very instant; record the correction at a later one"
         )
 
 

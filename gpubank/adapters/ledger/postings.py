@@ -25,8 +25,8 @@ _SPANS: Final = 100
 _HOURS: Final = 48
 """A transaction posts at most this many spans, and this many hours of each."""
 
-_BORROWER: Final = "borrower"
-_LENDER: Final = "lender"
+BORROWER: Final = "borrower"
+LENDER: Final = "lender"
 
 
 def _unposted(until: datetime) -> ColumnElement[bool]:
@@ -98,7 +98,7 @@ def _halves(span_id: int, pair: Entry, hour: datetime, attempt: int, *, back: bo
             "gpu_ms": posting.gpu_ms,
             "posted_at": posting.posted_at,
         }
-        for half, posting in ((_BORROWER, pair.debit), (_LENDER, pair.credit))
+        for half, posting in ((BORROWER, pair.debit), (LENDER, pair.credit))
     ]
 
 
@@ -119,7 +119,7 @@ async def _corrected(
         last = [row for row in standing if row["attempt"] == attempt - 1]
         if not any(row["reversal"] for row in last):
             halves = {row["half"]: rows.posting_of(row) for row in last}
-            pair = Entry(halves[_BORROWER], halves[_LENDER])
+            pair = Entry(halves[BORROWER], halves[LENDER])
             if imbalance(pair):
                 raise LedgerError(
                     f"entry {pair.debit.entry!r} of pool {span.pool!r} sums to {imbalance(pair)} GPU-ms, not 0;"

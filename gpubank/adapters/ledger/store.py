@@ -6,19 +6,19 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from sqlalchemy import Select, or_, select, update
+from sqlalchemy import Select, case, func, or_, select, update
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gpubank.adapters.ledger import chain, org, rows, schema, writing
 from gpubank.adapters.ledger.chain import Link
-from gpubank.adapters.ledger.engine import Database, make_engine
-from gpubank.adapters.ledger.postings import post_some
+from gpubank.adapters.ledger.engine import Database, make_engine, require
+from gpubank.adapters.ledger.postings import BORROWER, LENDER, post_some
 from gpubank.adapters.ledger.tables import audit, keys, lines, pools, postings, uses
 from gpubank.adapters.ledger.verify import verify
 from gpubank.domain.books import Books
 from gpubank.domain.errors import LedgerError
-from gpubank.domain.ledger import AuditEvent, OrgUnit, Posting, VerifyReport, WorkloadUse
+from gpubank.domain.ledger import AuditEvent, Balance, OrgUnit, Posting, VerifyReport, WorkloadUse
 from gpubank.domain.loan import Line
 from gpubank.domain.transaction import Transaction
 
@@ -45,6 +45,8 @@ class SqlLedger:
 
         Close it with `aclose`, or use it in `async with`.
         """
+        if not upgrade:
+            require(url)
         engine = make_engine(url)
         try:
             if upgrade:
@@ -197,6 +199,30 @@ class SqlLedger:
         query = _of(select(postings).order_by(postings.c.id.desc()), postings.c.cluster, cluster)
         query = _of(query, postings.c.pool, pool)
         return await self._read(_of(query, postings.c.account, account).limit(limit), rows.posting_of)
+
+    async def balances(self, *, cluster: str | None = None, pool: str | None = None) -> Sequence[Balance]:
+        """What every account has borrowed and lent, as far as it is posted; all of a pool's borrowing is lent."""
+        amount = postings.c.gpu_ms
+        columns = (postings.c.cluster, postings.c.pool, postings.c.account)
+        query = select(
+            *columns,
+            func.sum(case((postings.c.half == BORROWER, amount), else_=0)).label("borrowed"),
+            func.sum(case((postings.c.half == LENDER, -amount), else_=0)).label("lent"),
+        ).group_by(*columns)
+        query = _of(_of(query, postings.c.cluster, cluster), postings.c.pool, pool)
+        found = await self._read(
+            query,
+            lambda row: Balance(
+                **{column.name: row[column.name] for column in columns},
+                borrowed_gpu_ms=int(row["borrowed"]),
+                lent_gpu_ms=int(row["lent"]),
+            ),
+        )
+        return sorted(found, key=lambda balance: (balance.cluster, balance.pool, balance.account))
+
+    async def holds(self, head: str) -> bool:
+        """Whether the audit chain holds a link with this digest, such as a head that was published once."""
+        return bool(await self._read(select(audit.c.sequence).where(audit.c.digest == head), lambda row: row))
 
     async def verify(self) -> VerifyReport:
         """Check balance, amounts, rows and hash chain; name the first bad row of each kind."""

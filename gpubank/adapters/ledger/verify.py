@@ -87,7 +87,7 @@ def _detail(text: str) -> dict[str, Any]:
 
 
 def _images(detail: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Fingerprints of the rows that a link holds, by their names; what has not their shape was not written by a bank."""
+    """Fingerprints of the rows that a link holds, by name; what has not their shape was not written by a bank."""
     images = detail.get(chain.ROWS)
     if not isinstance(images, dict):
         return

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from gpubank.decide.compile import nominals, writes
 from gpubank.decide.desk import Desk
 from gpubank.decide.recall import RecallPlan, plan_recall
+from gpubank.decide.slack import borrowed
 from gpubank.decide.step import SignalKind, Step, step
 from gpubank.decide.use import unbacked
 from gpubank.domain.books import Books
@@ -99,7 +100,7 @@ class Model:
         self.books = Books(cluster=CLUSTER, pool=POOL)
         self.queues = {(g.group, side): Queue() for g in terms.groups for side in Side}
         self.jobs: dict[str, Job] = {}
-        self.moves: list[tuple[LineState | None, LineState]] = []
+        self.moves: list[tuple[LineState, LineState]] = []
         """Every change of state that a line ever made."""
 
         self.keys: set[str] = set()
@@ -229,9 +230,10 @@ class Model:
         applied = self.books.applied(transaction)
         self.keys.add(transaction.key)
         self.books = applied.books
+        self._check_promises(transaction)
         for line in applied.lines:
-            if before.get(line.line_id) is not line.state:
-                self.moves.append((before.get(line.line_id), line.state))
+            if line.line_id in before and before[line.line_id] is not line.state:
+                self.moves.append((before[line.line_id], line.state))
 
     def step(self, *, crash_after: int | None = None) -> Step:
         """Decide, and commit the first `crash_after` transactions (all by default)."""
@@ -380,7 +382,9 @@ class Model:
         happened += ["fence"] * self.fence()
         happened += ["admit"] * self.admit()
         happened += ["place"] * self.place()
-        while done := self.work():
+        for _ in range(200):
+            if not (done := self.work()):
+                break
             happened.append(done)
             happened += ["write"] * self.write()
         happened += ["evict"] * self.evict()
@@ -401,6 +405,29 @@ class Model:
         return happened
 
     # ---- what must always hold
+
+    def _check_promises(self, transaction: Transaction) -> None:
+        """Assert that whoever lends, borrows or swaps does so within its terms, and that grants are whole."""
+        if transaction.offers or transaction.swaps:
+            desk = Desk(self.facts(), self.books, self.terms, self.now)
+            for offer in transaction.offers:
+                lender, borrower = self.terms.group(offer.lender), self.terms.group(offer.borrower)
+                if offer.lender != SURPLUS:
+                    assert desk.free(offer.lender) >= 0, f"{offer.lender} lends what it uses"
+                if offer.lender != offer.borrower:
+                    limit = self.books.surplus if lender is None else lender.lending_limit
+                    lent = self.books.lent_to_others(offer.lender) if lender is not None else 0
+                    assert lent <= limit, f"{offer.lender} lends beyond its limit"
+                if offer.lender != offer.borrower and offer.replaces is None:
+                    assert borrower is not None
+                    assert borrowed(desk, offer.borrower) <= borrower.borrow_limit, "borrowed beyond the limit"
+        for move in transaction.moves:
+            line = self.books.line(move.line_id)
+            if line is not None and move.from_state is LineState.OFFERED and line.state is LineState.GRANTED:
+                job = self.jobs[line.workload.uid]
+                running = (LineState.GRANTED, LineState.RECALLED)
+                held = sum(x.gpus for x in self.books.lines_of(job.uid) if x.state in running)
+                assert held >= job.gpus, "granted in part"
 
     def check(self) -> None:
         """Assert the invariants that hold at every moment."""

@@ -101,16 +101,27 @@ async def test_a_smaller_job_passes_one_that_does_not_fit(world: SimulatedWorld)
 async def test_capacity_that_is_freed_during_a_cycle_is_not_lost(world: SimulatedWorld) -> None:
     await write(world, "ads", 8, 1)
     await world.submit_job(JobRequest("ads", "first"))
-    await world.pause(1)
-    await world.submit_job(JobRequest("ads", "second"))
-    await world.pause(0.5)
-    await world.finish_job("ads", "first")
-    await world.pause(0.9)
-    # The batch after the end comes at 1.0 s; this cycle judges by what it saw before, and ends after it.
-    world.simulated.stall_cycle(0.3)
-    await world.submit_job(JobRequest("maps", "other"))
     await world.pause(2)
+    # The cycle finds no room; the batch that follows the first job's end comes before the cycle is over.
+    world.simulated.stall_cycle(1.5)
+    await world.submit_job(JobRequest("ads", "second"))
+    await world.pause(0.1)
+    await world.finish_job("ads", "first")
+    await world.pause(3)
     assert the(await world.backend.observe(world.pool), "second").reserved
+
+
+async def test_a_job_that_is_stopped_as_it_is_admitted_never_gets_pods(world: SimulatedWorld) -> None:
+    await write(world, "ads", 8, 1)
+    await world.submit_job(JobRequest("ads", "train"))
+    seen = the(await world.wait_until(lambda facts: the(facts, "train").reserved), "train")
+    assert seen.pod_facts == ()
+    mark = Mark(loan="loan/local/1", term=1, step="stop")
+    await world.backend.stop(world.pool, seen.key, mark, seen=seen.version)
+    for _ in range(100):
+        await world.pause(0.01)
+        assert the(await world.backend.observe(world.pool), "train").pod_facts == ()
+    assert the(await world.backend.observe(world.pool), "train").gone
 
 
 async def test_quota_is_free_before_the_pods_are_gone() -> None:

@@ -275,7 +275,8 @@ def wait_of(active: bool, conditions: Mapping[str, Condition], *, failed_check: 
         return Wait.INACTIVE
     if failed_check:
         return Wait.CHECK
-    if requeued is not None and not requeued.status:
+    # A moment after its reactivation it still bears the words of its deactivation.
+    if requeued is not None and not requeued.status and requeued.reason != "Deactivated":
         return Wait.BACKOFF
     if quota is None or quota.status or quota.reason in _QUOTA_REASONS:
         return Wait.QUOTA

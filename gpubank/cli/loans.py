@@ -1,0 +1,239 @@
+"""`gpubank loan ...`: who has whose GPUs, and how they come back."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gpubank.cli.context import run, settings_of
+from gpubank.cli.door import open_door
+from gpubank.cli.identity import Identity, check_reason, identity_of
+from gpubank.cli.output import Column, Output, OutputOption, instant, show_one
+from gpubank.cli.watch import Row, WatchOption, check_whole, present
+from gpubank.domain.base import format_duration, format_instant, parse_duration
+from gpubank.domain.errors import PolicyError
+
+if TYPE_CHECKING:
+    from gpubank.cli.loanbook import LoanView
+    from gpubank.domain.recall import LoanState
+
+app = typer.Typer(no_args_is_help=True, help="The loans: who has whose GPUs, since when, and how they come back.")
+
+COLUMNS: Final = (
+    Column("WORKLOAD", "workload"),
+    Column("GROUP", "group"),
+    Column("POOL", "pool"),
+    Column("GPUS", "gpus", right=True),
+    Column("LENDERS", "shownLenders"),
+    Column("TERM", "term", right=True),
+    Column("PHASE", "phase"),
+    Column("SINCE", "shownSince"),
+    Column("UID", "uid", wide=True),
+    Column("LINES", "lines", wide=True),
+    Column("DEADLINE", "shownDeadline", wide=True),
+    Column("CHECKPOINT STEP", "checkpointStep", wide=True, right=True),
+)
+
+LoanArgument = Annotated[
+    str, typer.Argument(metavar="LOAN", help="uid, loan/CLUSTER/UID, NAMESPACE/JOB, or a job's name that is unique.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and whether it may be.")]
+
+
+@app.callback()
+def loan() -> None:
+    """The loans: who has whose GPUs, since when, and how they come back."""
+
+
+@app.command("list")
+def list_command(
+    context: typer.Context,
+    pool: Annotated[str | None, typer.Option("--pool", "-p", help="Only this pool.")] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Only loans to or from this group.")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-A", help="Ended loans too.")] = False,
+    output: OutputOption = Output.TABLE,
+    follow: WatchOption = False,
+) -> None:
+    """List loans: those that run, are wanted back, or are parked until there is room again."""
+
+    async def main() -> None:
+        from gpubank.cli.loandesk import find_loans
+
+        async with open_door(settings_of(context)) as door:
+
+            async def look() -> tuple[Sequence[Row], str]:
+                found = await find_loans(
+                    door, pool=pool, group=group, ended=everything, detailed=output is not Output.TABLE
+                )
+                rows = [view.model_dump(mode="json") for view in found.views]
+                return (rows if output in (Output.JSON, Output.YAML) else [_shown(row) for row in rows]), found.missing
+
+            if pool is not None:
+                await door.pools(pool)
+            await present(look, COLUMNS, output, name=_loan_name, empty="there is no loan", follow=follow)
+
+    run(main)
+
+
+@app.command("show")
+def show_command(
+    context: typer.Context, loan_id: LoanArgument, output: OutputOption = Output.TABLE, follow: WatchOption = False
+) -> None:
+    """Show everything about LOAN: every term, its lines, its audit trail, and where Temporal's UI shows it."""
+
+    async def main() -> None:
+        from gpubank.cli.loandesk import describe, resolve
+        from gpubank.cli.loantext import print_detail
+
+        async with open_door(settings_of(context)) as door:
+            view = await resolve(door, loan_id)
+            if follow:
+
+                async def look() -> tuple[Sequence[Row], str]:
+                    detail, missing = await describe(door, await resolve(door, view.loan))
+                    row = detail.loan.model_dump(mode="json")
+                    return [(row if output in (Output.JSON, Output.YAML) else _shown(row))], missing
+
+                await present(look, COLUMNS, output, name=_loan_name, empty="", follow=True)
+            detail, missing = await describe(door, view)
+            item = detail.model_dump(mode="json")
+            wide = output is Output.WIDE
+            show_one(item, output, name=view.loan, text=lambda: print_detail(detail, wide=wide))
+        check_whole(missing)
+
+    run(main)
+
+
+@app.command("return")
+def return_command(
+    context: typer.Context,
+    loan_id: LoanArgument,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; the job's owner is told.")],
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the job of LOAN saved and stopped, and its GPUs returned; it comes back when there is room again."""
+
+    async def main() -> None:
+        from gpubank.cli.loandesk import resolve
+        from gpubank.domain.recall import Decision, LoanPhase
+
+        check_reason(reason)
+        async with open_door(settings_of(context)) as door:
+            view = await resolve(door, loan_id)
+            processes, who = await door.processes(), await identity_of(door.cluster)
+            if dry_run:
+                state = await processes.loan_state(view.loan)
+                if state.phase is not LoanPhase.ACTIVE or state.orders or state.finished:
+                    what = "recalled already" if state.orders else str(state.phase)
+                    raise PolicyError(f"loan {view.loan!r} is {what}: only one that runs can be returned")
+            else:
+                decision = Decision(identity=who.name, verified=who.verified, reason=reason)
+                state = await processes.return_now(view.loan, decision)
+            item = _order(view, who, state, reason=reason, dry_run=dry_run)
+            done = "would be saved, stopped and returned (dry run)" if dry_run else "is being saved and returned"
+            follow = "" if dry_run else f"; `gpubank loan show {view.uid} --watch` follows it"
+            show_one(
+                item,
+                output,
+                name=view.loan,
+                text=lambda: typer.echo(f"{view.loan} ({view.workload}): {view.gpus} GPUs, {done}, by {who}{follow}"),
+            )
+
+    run(main)
+
+
+@app.command("extend")
+def extend_command(
+    context: typer.Context,
+    loan_id: LoanArgument,
+    by: Annotated[str, typer.Option("--by", help="How much longer the notice lasts, as in 10m.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; kept in the audit trail.")] = "",
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Give the recalled job of LOAN more time to save, within the pool's maxGracePeriod."""
+    span = _span(by)
+
+    async def main() -> None:
+        from gpubank.cli.loandesk import resolve
+        from gpubank.domain.recall import Extension
+
+        check_reason(reason)
+        async with open_door(settings_of(context)) as door:
+            view = await resolve(door, loan_id)
+            processes, who = await door.processes(), await identity_of(door.cluster)
+            if dry_run:
+                state = await processes.loan_state(view.loan)
+                deadline: datetime | None = _extended(view.loan, state, span)
+            else:
+                extension = Extension(by=span, identity=who.name, verified=who.verified, reason=reason)
+                state = await processes.extend(view.loan, extension)
+                deadline = state.deadline
+            until = instant(deadline)
+            item = _order(view, who, state, reason=reason, dry_run=dry_run)
+            item |= {"by": format_duration(span), "deadline": format_instant(deadline) if deadline else None}
+            done = f"notice would end {until} (dry run)" if dry_run else f"notice ends {until}"
+            show_one(
+                item,
+                output,
+                name=view.loan,
+                text=lambda: typer.echo(f"{view.loan} ({view.workload}): {done}, {by} later, by {who}"),
+            )
+
+    run(main)
+
+
+def _order(view: "LoanView", who: Identity, state: "LoanState", *, reason: str, dry_run: bool) -> dict[str, Any]:
+    """What came of an order, for programs."""
+    return {
+        "loan": view.loan,
+        "workload": view.workload,
+        "dryRun": dry_run,
+        "identity": who.name,
+        "verified": who.verified,
+        "reason": reason,
+        "state": state.model_dump(mode="json"),
+    }
+
+
+def _extended(loan: str, state: "LoanState", span: timedelta) -> datetime:
+    """Return where the notice would end; `PolicyError` where it may not be extended so far."""
+    order, deadline = state.order, state.deadline
+    if order is None or deadline is None:
+        raise PolicyError(f"loan {loan!r} is {state.phase}: only the notice of a recall can be extended")
+    if any(other.overdue for other in state.orders):
+        raise PolicyError(f"loan {loan!r} is overdue: its notice is over; return it")
+    latest = min((o.latest_deadline for o in state.orders if o.latest_deadline is not None), default=None)
+    if latest is None or deadline + span > latest:
+        raise PolicyError(
+            f"loan {loan!r} has notice until {instant(deadline)}, and the pool's maxGracePeriod allows it until"
+            f" {instant(latest)}: {format_duration(span)} more is too much"
+        )
+    return deadline + span
+
+
+def _span(text: str) -> timedelta:
+    try:
+        span = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a duration; write it as in 10m or 1h30m") from error
+    if span <= timedelta():
+        raise typer.BadParameter("a notice is only ever made longer; write it as in 10m or 1h30m")
+    return span
+
+
+def _loan_name(row: Row) -> str:
+    return str(row["loan"])
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what the columns of a table need."""
+    shares = [f"{share['lender']}:{share['gpus']}" for share in row["lenders"]]
+    return {
+        **row,
+        "shownLenders": shares,
+        "shownSince": instant(row["since"]),
+        "shownDeadline": instant(row["deadline"]),
+    }

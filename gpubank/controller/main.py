@@ -1,0 +1,94 @@
+"""The controller process of cluster mode: `python -m gpubank.controller.main`.
+
+The only module that wires it. Replicas compete for a Lease; the one that leads reconciles.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from gpubank.adapters.kubernetes.connection import Connection
+from gpubank.adapters.kubernetes.events import KubernetesNotifier
+from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
+from gpubank.adapters.kubernetes.leadership import Leadership
+from gpubank.adapters.kubernetes.objects import KubernetesObjectStore
+from gpubank.adapters.ledger import SqlLedger
+from gpubank.client import BankClient
+from gpubank.controller.controller import Controller
+from gpubank.domain.errors import BankError
+from gpubank.domain.pool import Backend
+from gpubank.exit import clean_exit
+from gpubank.logs import configure
+from gpubank.settings import Mode, Settings
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME: Final = "gpubank-controller"
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Run until `stop` is set or something that cannot be mended here fails."""
+    cluster = settings.cluster
+    async with AsyncExitStack() as stack:
+        ledger = await stack.enter_async_context(await SqlLedger.open(settings.database_url))
+        connection = await stack.enter_async_context(Connection.open(cluster.kubeconfig, cluster.context))
+        backend = await stack.enter_async_context(KueueBackend(connection, cluster=cluster.name))
+        objects = await stack.enter_async_context(KubernetesObjectStore(connection))
+        client = await BankClient.connect(settings.temporal)
+        await client.register_search_attributes()
+        controller = Controller(
+            cluster.name,
+            objects=objects,
+            backends={Backend.KUEUE: backend},
+            ledger=ledger,
+            processes=client,
+            notifier=KubernetesNotifier(connection),
+            now=lambda: datetime.now(UTC),
+            resync=timedelta(seconds=settings.controller.resync_seconds),
+        )
+        leadership = Leadership(
+            connection,
+            name=LEASE_NAME,
+            namespace=settings.controller.namespace,
+            identity=f"{socket.gethostname()}_{os.getpid()}",
+        )
+        work = asyncio.create_task(leadership.run(controller.run))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if work.done():
+            await work
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+async def _main(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await serve(settings, stop)
+
+
+def main() -> None:
+    """Run the process; exit code 1 says why on stderr, and whoever supervises it starts it again."""
+    try:
+        settings = Settings.load({"mode": Mode.CLUSTER})
+        configure(settings.log_level, settings.log_format)
+        asyncio.run(_main(settings))
+    except BankError as error:
+        sys.stderr.write(f"gpubank controller: {error}\n")
+        clean_exit(1)
+    clean_exit(0)
+
+
+if __name__ == "__main__":
+    main()
