@@ -1,5 +1,11 @@
 """Checkpoints: asked for over the workload's own transport, believed only after the bank has looked itself."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
 from temporalio import activity
 
 from activities.failures import not_yet
@@ -13,6 +19,10 @@ from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.recall import CheckpointSummary
 from gpubank.domain.steps import CheckpointOutcome, CheckpointStep
 from gpubank.ports import CheckpointHook, CheckpointStorage
+
+
+BEAT_SECONDS: Final = 5
+"""Between two heartbeats of a verification, which may read every byte of a checkpoint."""
 
 
 class CheckpointActivities(CheckpointCalls):
@@ -52,16 +62,17 @@ class CheckpointActivities(CheckpointCalls):
             return CheckpointOutcome(failure=_said(answer))
         if answer.state is not CheckpointState.DURABLE:
             raise not_yet(f"the trainer says {answer.state}: {answer.message or 'no word on how long'}")
-        verdict = await verify(
-            self._storage,
-            answer,
-            request=request,
-            requested_at=step.requested_at or self._pools.now(),
-            target=target,
-            last_step=step.last_step,
-            policy=self._policy,
-            now=self._pools.now(),
-        )
+        async with heartbeats():
+            verdict = await verify(
+                self._storage,
+                answer,
+                request=request,
+                requested_at=step.requested_at or self._pools.now(),
+                target=target,
+                last_step=step.last_step,
+                policy=self._policy,
+                now=self._pools.now(),
+            )
         if verdict.may_still_come:
             raise not_yet(f"not verified: {verdict.reason}: {verdict.detail}")
         if not verdict.verified:
@@ -86,6 +97,24 @@ class CheckpointActivities(CheckpointCalls):
         if target is None:
             raise not_yet("its index-0 pod does not run; the others do")
         return target
+
+
+@asynccontextmanager
+async def heartbeats() -> AsyncIterator[None]:
+    """Heartbeat while the block runs, so that a worker that dies in it is noticed, and a release reaches it."""
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    beats = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beats.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await beats
 
 
 def checkpoint_target(workload: WorkloadFacts) -> CheckpointTarget | None:

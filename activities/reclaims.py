@@ -29,7 +29,6 @@ from gpubank.domain.steps import (
 )
 from gpubank.domain.transaction import DemandChange, Transaction
 
-
 END_POLL: Final = timedelta(seconds=1)
 """How often a Reclaim makes sure that somebody still waits."""
 

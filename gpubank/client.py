@@ -49,7 +49,7 @@ CALL_TIMEOUT: Final = timedelta(seconds=10)
 
 
 class NoSuchProcessError(PolicyError):
-    """No such loan or recall is, or was, known to Temporal."""
+    """No such loan or recall runs, or its history is not kept any more."""
 
 
 class LoanRow(Message):
@@ -326,5 +326,7 @@ def _in_words(subject: str) -> Iterator[None]:
         raise PolicyError(message) from error
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
-            raise NoSuchProcessError(f"{subject} is not there; list what is with `gpubank loan list`") from error
+            raise NoSuchProcessError(
+                f"{subject} does not run; `gpubank loan list` and `reclaim list` show what does"
+            ) from error
         raise BackendError(f"{subject}: Temporal does not answer ({error.status.name}): {error.message}") from error

@@ -10,7 +10,7 @@ from gpubank.domain.books import Books
 from gpubank.domain.checkpoint import CheckpointAnswer, CheckpointRequest, CheckpointTarget, FileFact
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import Mark, PoolFacts
-from gpubank.domain.layout import LayoutReport, PoolLayout
+from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 from gpubank.domain.ledger import AuditEvent, Posting, VerifyReport, WorkloadUse
 from gpubank.domain.loan import Line, WorkloadKey
 from gpubank.domain.terms import PoolTerms
@@ -26,6 +26,10 @@ class QuotaBackend(Protocol):
 
     async def remove(self, pool: str) -> LayoutReport:
         """Remove what the bank made for the pool; objects of others stay."""
+        ...
+
+    async def check_settings(self) -> Sequence[LayoutProblem]:
+        """Name every setting of the scheduler that is not as explicit loans need it."""
         ...
 
     async def observe(self, pool: str) -> PoolFacts:

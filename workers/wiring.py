@@ -110,6 +110,8 @@ def make_workers(client: Client, cluster: str, ports: Ports, dispatch: LoanDispa
         task_queue=cluster_queue(cluster),
         activities=cluster_activities(cluster, ports),
         interceptors=[FailureInterceptor()],
+        # A release reaches a running verification with its heartbeat.
+        max_heartbeat_throttle_interval=timedelta(seconds=5),
         graceful_shutdown_timeout=GRACEFUL,
     )
     return bank, beside

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
         ReleaseStep,
         StopResult,
     )
-    from workflows.retries import ATTEMPT, POLL, STEADY
+    from workflows.retries import ATTEMPT, HEARTBEAT, LONG_ATTEMPT, POLL, STEADY
     from workflows.waiting import never, unless
 
 _WAIT: Final = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
@@ -112,7 +112,13 @@ class LoanActs:
     ) -> CheckpointOutcome | None:
         """See the checkpoint durable and verified; None if `stop` or `until` came first."""
         handle = workflow.start_activity_method(
-            CheckpointCalls.await_durable, step, **self._poll(f"verify the checkpoint of {self._what}")
+            CheckpointCalls.await_durable,
+            step,
+            **{
+                **self._poll(f"verify the checkpoint of {self._what}"),
+                "start_to_close_timeout": LONG_ATTEMPT,
+                "heartbeat_timeout": HEARTBEAT,
+            },
         )
         return await unless(handle, stop, until=until, summary="end of the notice")
 

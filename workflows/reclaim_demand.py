@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from gpubank.domain.steps import PlacedOutcome, PlannedRecall, PlannedVictim, RaiseOutcome
     from workflows.reclaim_calls import ReclaimActs
     from workflows.reclaim_victims import OVER, Victims, names
-    from workflows.waiting import wait_until
+    from workflows.waiting import unless, wait_until
 
 SEND_AGAIN: Final = timedelta(seconds=60)
 """How often a Loan that has not answered is asked again; it may have been terminated and started anew."""
@@ -76,6 +76,9 @@ class DemandRun:
         self._victims = Victims(start, progress.demand)
         self._decision: tuple[bool, Decision] | None = None
         self._began: datetime | None = None
+        self._watch: workflow.ActivityHandle[bool] | None = None
+        """Ends when the demand does, for nobody may tell."""
+
         self.progress = progress.model_copy(update={"phase": ReclaimPhase.PLANNING})
         self.missing = False
         """It stands no more in the list of open demands; the books are asked before it is given up."""
@@ -116,16 +119,15 @@ class DemandRun:
         self._began = workflow.now()
         try:
             await self._look()
-            watch = self._acts.watch()
-            try:
-                while True:
-                    await self._serve()
-            finally:
-                watch.cancel()
+            self._watch = self._acts.watch()
+            while True:
+                await self._serve()
         except _Rest:
-            return
+            pass
         except _End as end:
             await self._finish(end)
+        if self._watch is not None:
+            await unless(self._watch, lambda: True)
 
     async def _look(self) -> None:
         view = await self._acts.view()
@@ -291,17 +293,19 @@ class DemandRun:
     # ---- interruptions
 
     def _disturbed(self) -> bool:
-        return self.missing or self.resting
+        return self.missing or self.resting or (self._watch is not None and self._watch.done())
 
     async def _mind(self) -> bool:
         """See to what interrupted a wait; True if a new plan is due."""
         if self.resting:
             raise _Rest
-        if self.missing:
+        if self._disturbed():
             view = await self._acts.view()
             if not view.live:
                 raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
             self.missing = False
+            if self._watch is not None and self._watch.done():  # it was ended, and opened again
+                self._watch = self._acts.watch()
         due = self._due()
         if due is None or workflow.now() < due or self.progress.phase not in _MAY_BE_LATE:
             return False

@@ -8,6 +8,12 @@ from temporalio.common import RetryPolicy
 ATTEMPT: Final = timedelta(seconds=30)
 """Longest attempt of any activity."""
 
+LONG_ATTEMPT: Final = timedelta(minutes=15)
+"""Longest attempt of one that reads a whole checkpoint; it heartbeats."""
+
+HEARTBEAT: Final = timedelta(seconds=30)
+"""Longest silence of a long attempt."""
+
 STEADY: Final = RetryPolicy(
     initial_interval=timedelta(milliseconds=250), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
 )

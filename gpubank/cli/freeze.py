@@ -27,6 +27,7 @@ def freeze(
 
     No job is touched. It is written into the pool, so it holds while nothing else of the bank runs.
     """
+    _check_names(pools, everything)
     span = _span(lasting) if lasting is not None else None
 
     async def order(door: Door) -> dict[str, Any]:
@@ -48,12 +49,18 @@ def unfreeze(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be unfrozen.")] = False,
 ) -> None:
     """Let loans and recalls go on."""
+    _check_names(pools, everything)
 
     async def main() -> None:
         async with open_door(settings_of(context)) as door:
             await _set(door, pools, everything, None, dry_run=dry_run, verb="unfrozen")
 
     run(main)
+
+
+def _check_names(pools: list[str] | None, everything: bool) -> None:
+    if bool(pools) == everything:
+        raise typer.BadParameter("name one or more pools, or give --all")
 
 
 def _span(text: str) -> timedelta:
@@ -70,8 +77,6 @@ async def _set(
     door: Door, pools: list[str] | None, everything: bool, order: dict[str, Any] | None, *, dry_run: bool, verb: str
 ) -> None:
     """Write `spec.freeze` and nothing else; nothing is written if one of the pools does not exist."""
-    if bool(pools) == everything:
-        raise typer.BadParameter("name one or more pools, or give --all")
     bodies = []
     for name in await door.pools() if everything else list(dict.fromkeys(pools or ())):
         pool = await door.cluster.get("GPUPool", name)

@@ -77,8 +77,6 @@ async def quota_rows(door: Door, pool: str | None, group: str | None) -> tuple[l
             continue
         books = await door.ledger.books(door.cluster_name, name)
         rows += [
-            row.model_dump(mode="json")
-            for row in overview(facts, books, terms)
-            if group is None or row.group == group
+            row.model_dump(mode="json") for row in overview(facts, books, terms) if group is None or row.group == group
         ]
     return rows, "; ".join(missing)

@@ -6,7 +6,7 @@ The same code drives a real cluster and the simulation; only the ports differ. O
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from gpubank.agreements import Objects, read_objects
@@ -15,12 +15,15 @@ from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, fin
 from gpubank.decide.agreement import Agreement, agree
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, ConflictError
-from gpubank.domain.layout import LayoutReport
+from gpubank.domain.layout import LayoutProblem, LayoutReport
 from gpubank.domain.pool import Backend
 from gpubank.domain.terms import PoolTerms
 from gpubank.ports import LedgerStore, Notifier, ObjectStore, Processes, QuotaBackend
 
 log = logging.getLogger(__name__)
+
+SETTINGS_EVERY = timedelta(minutes=1)
+"""How old the last look at the scheduler's settings may be."""
 
 MIN_PAUSE = timedelta(milliseconds=250)
 """Least time between two looks at the objects; a burst of edits is one look."""
@@ -47,6 +50,7 @@ class Controller:
         self._agreement: Agreement | None = None
         self._loops: dict[str, tuple[PoolLoop, asyncio.Task[None]]] = {}
         self._reports: dict[str, LayoutReport] = {}
+        self._checked: dict[int, tuple[datetime, tuple[LayoutProblem, ...]]] = {}
 
     def terms(self, pool: str) -> PoolTerms | None:
         """The pool's terms as last read."""
@@ -127,6 +131,7 @@ class Controller:
             )
         try:
             report = await backend.lay_out(self._agreement.layout(pool, books.groups))
+            report = report.model_copy(update={"problems": (*report.problems, *await self._settings(backend))})
         except BackendError as error:
             return self._reports.get(pool, LayoutReport()), str(error)
         if report.changed:
@@ -135,6 +140,14 @@ class Controller:
                 loop[0].poke()
         self._reports[pool] = report
         return report, ""
+
+    async def _settings(self, backend: QuotaBackend) -> Sequence[LayoutProblem]:
+        """Problems of the scheduler's settings, looked up once a minute: they change with its deployment."""
+        now = self._now()
+        known = self._checked.get(id(backend))
+        if known is None or now - known[0] > SETTINGS_EVERY:
+            known = self._checked[id(backend)] = (now, tuple(await backend.check_settings()))
+        return known[1]
 
     def _loop(self, pool: str, kind: Backend) -> PoolLoop | None:
         """Return the pool's loop, started where it is missing or has died."""

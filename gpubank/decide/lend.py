@@ -133,13 +133,11 @@ def offer_loans(desk: Desk) -> None:
     gang = gathering(desk)
     if gang is not None:
         _gather(desk, gang)
-    refused = {gang.key.uid} if gang is not None else set()
     room = room_for(desk)
     till = Till(desk)
-    for workload in _in_turn(desk, refused):
+    for workload in _in_turn(desk, {gang.key.uid} if gang is not None else set()):
         parts = till.sources(workload.group, workload.gpus)
         if sum(part.gpus for part in parts) < workload.gpus or not room.holds(workload.pods, pod_size(workload)):
-            refused.add(workload.key.uid)
             continue
         room.take(workload.pods, pod_size(workload))
         for part in parts:
@@ -148,21 +146,22 @@ def offer_loans(desk: Desk) -> None:
 
 
 def _in_turn(desk: Desk, refused: set[str]) -> Iterator[WorkloadFacts]:
-    """Yield candidates in turn; whoever is served or in `refused` is not offered again."""
-    waiting = {workload.key.uid: workload for workload in candidates(desk)}
-    while waiting:
-        for uid in [uid for uid in waiting if uid in refused]:
-            del waiting[uid]
-        if not waiting:
-            return
-        uid = min(waiting, key=lambda uid: _turn(desk, waiting[uid]))
-        yield waiting.pop(uid)
+    """Yield candidates in turn, each once, except those in `refused`."""
+    queues: dict[str, list[WorkloadFacts]] = {}
+    for workload in sorted(candidates(desk), key=lambda w: (not came_back(w), *kueue_order(w)), reverse=True):
+        if workload.key.uid not in refused:
+            queues.setdefault(workload.group, []).append(workload)
+    while queues:
+        group = min(queues, key=lambda name: (_share(desk, name), name))
+        yield queues[group].pop()
+        if not queues[group]:
+            del queues[group]
 
 
-def _turn(desk: Desk, workload: WorkloadFacts) -> tuple[object, ...]:
-    terms = desk.group(workload.group)
-    share = Fraction(borrowed(desk, workload.group), terms.weight if terms is not None else 1)
-    return share, workload.group, not came_back(workload), *kueue_order(workload)
+def _share(desk: Desk, group: str) -> Fraction:
+    """What the group holds of others, by its weight."""
+    terms = desk.group(group)
+    return Fraction(borrowed(desk, group), terms.weight if terms is not None else 1)
 
 
 def _offer(desk: Desk, workload: WorkloadFacts, parts: list[Source]) -> None:

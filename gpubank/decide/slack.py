@@ -64,7 +64,12 @@ def committed(desk: Desk, group: str) -> int:
 
 
 def physical(desk: Desk) -> int:
-    """GPUs that the pool's nodes have: all of the ready ones, and what still runs on the others."""
+    """GPUs that the pool's nodes have: all of the ready ones, and what still runs on the others.
+
+    A pool of which no node at all is seen has not shrunk, it is not seen: then the capacity counts.
+    """
+    if not desk.facts.nodes:
+        return desk.terms.capacity
     return sum(node.gpus if node.ready else node.used for node in desk.facts.nodes)
 
 

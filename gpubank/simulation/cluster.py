@@ -24,7 +24,7 @@ from gpubank.domain.base import BORROW_SUFFIX
 from gpubank.domain.contract import NODE_POOL_LABEL, Side
 from gpubank.domain.errors import ConflictError, InvalidObjectError, Problem
 from gpubank.domain.facts import Mark, PoolFacts, Wait
-from gpubank.domain.layout import LayoutReport, PoolLayout
+from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 from gpubank.domain.loan import WorkloadKey
 from gpubank.domain.pool import GPUPool, PoolLimits
 from gpubank.simulation.clock import Clock, ManualClock, SystemClock, Timeline, Timing
@@ -101,6 +101,10 @@ class SimulatedCluster:
     async def remove(self, pool: str) -> LayoutReport:
         """Remove what the bank made for the pool; queues that have work stay."""
         return self._laid_out(self._queues.remove(pool, busy=self._busy(pool)))
+
+    async def check_settings(self) -> tuple[LayoutProblem, ...]:
+        """Find nothing: the simulation has no settings that could be wrong."""
+        return ()
 
     async def observe(self, pool: str) -> PoolFacts:
         """Return the facts of one pool; one that was never laid out has no queues."""

@@ -1,4 +1,4 @@
-"""What the tests of a quota backend share: a laid-out pool, a bank whose books are a counter, and questions to facts."""
+"""What the tests of a quota backend share: a pool laid out, a bank whose books are a counter, questions to facts."""
 
 from collections.abc import Awaitable, Callable
 

@@ -22,6 +22,8 @@ from tests.contract.quota_bench import GROUPS, Bench, gone, mark, placed, queue,
 from tests.contract.quota_loans import LoanMechanics
 from tests.contract.world import DeploymentRequest, JobRequest, World, job_of, layout, pods_of, the
 
+__all__ = ("GROUPS", "QuotaBackendSuite")
+
 
 class QuotaBackendSuite(LoanMechanics):
     """Derive from it and provide the fixture `world`."""

@@ -43,7 +43,7 @@ async def test_a_denied_recall_ends_partial_and_says_who_denied_it(bank: FakeBan
     assert denied.demands[0].reason == "denied by ann: the run ends tonight"
     assert [demand.state for demand in await bank.demands()] == ["Partial"]
     assert (await bank.client.loan_state(bank.loan(train))).phase is LoanPhase.ACTIVE
-    with pytest.raises(PolicyError, match="no demand waits for approval"):
+    with pytest.raises(PolicyError, match="does not run"):
         await bank.client.approve(bank.reclaim("serving"), Decision(identity="ann"))
 
 
@@ -161,9 +161,9 @@ async def test_lists_and_errors_speak_the_banks_words(bank: FakeBank) -> None:
     await bank.until(listed, "the loan is listed")
     assert await bank.client.loans(pool="other") == []
     assert await bank.client.reclaims() == []
-    with pytest.raises(NoSuchProcessError, match="is not there"):
+    with pytest.raises(NoSuchProcessError, match="does not run"):
         await bank.client.loan_state("loan/local/nobody")
-    with pytest.raises(NoSuchProcessError, match="is not there"):
+    with pytest.raises(NoSuchProcessError, match="does not run"):
         await bank.client.approve(bank.reclaim("serving"), Decision(identity="ann"))
     details = await bank.client.temporal.get_workflow_handle(bank.loan(train)).describe()
     assert await details.static_summary() == "research borrows 16 GPUs of h100 for Job/train"

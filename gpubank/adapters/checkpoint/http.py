@@ -42,7 +42,8 @@ class AddressRules:
     def allows(self, address: IPv4Address | IPv6Address, *, pod_ip: str) -> bool:
         """Whether a request may go to `address` for the pod with `pod_ip`."""
         if address.is_loopback:
-            return self._loopback
+            # Never as a pod's own address: every machine has this one.
+            return self._loopback or any(address in network for network in self._networks)
         if pod_ip and address == ip_address(pod_ip):
             # A pod on the host network has the node's address, which is its own; link-local (metadata) never is.
             return not address.is_link_local

@@ -204,7 +204,7 @@ class SqlLedger:
         """What every account has borrowed and lent, as far as it is posted; all of a pool's borrowing is lent."""
         amount = postings.c.gpu_ms
         columns = (postings.c.cluster, postings.c.pool, postings.c.account)
-        query = select(
+        query: Select[Any] = select(
             *columns,
             func.sum(case((postings.c.half == BORROWER, amount), else_=0)).label("borrowed"),
             func.sum(case((postings.c.half == LENDER, -amount), else_=0)).label("lent"),

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import DemandState
 from gpubank.domain.loan import MOVES, LineState
 from gpubank.domain.pool import Freeze
-from tests.unit.decide.model import HOOKED, NOW, RETRYABLE, Model, group_terms, pool_terms
+from tests.unit.decide.model import HOOKED, RETRYABLE, Model, group_terms, pool_terms
 
 GROUPS = ("a", "b", "c")
 CAPACITY = 24

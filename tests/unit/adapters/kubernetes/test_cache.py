@@ -127,16 +127,17 @@ async def test_a_broken_connection_does_not_list_again(running: Running, monkeyp
 async def test_a_version_that_is_no_longer_served_lists_again_and_drops_what_is_gone(running: Running) -> None:
     server = FakeServer(pod("a", 1), pod("b", 2))
     cache = await running(server)
-    heard: list[tuple[str | None, str | None]] = []
+    heard: list[tuple[str, str]] = []
 
     def hear(before: Object | None, after: Object | None) -> None:
-        heard.append((before and before["metadata"]["name"], after and after["metadata"]["name"]))
+        old, new = (str(each["metadata"]["name"]) if each else "" for each in (before, after))
+        heard.append((old, new))
 
     with cache.heard_by(hear):
         server.pods, server.version = [pod("a", 1), pod("c", 90)], 95
         server.events.put_nowait(WatchExpiredError("too old"))
         await settled(lambda: names(cache) == {"a", "c"})
-    assert heard == [("b", None), (None, "c")]
+    assert heard == [("b", ""), ("", "c")]
     await settled(lambda: server.watched_from == ["10", "95"])
     assert cache.lists == 2
 

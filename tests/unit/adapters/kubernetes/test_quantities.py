@@ -26,9 +26,7 @@ def test_a_quota_is_rounded_down_and_a_use_up(quantity: object, low: int, high: 
     [
         pytest.param({"containers": [container(2), container(3)]}, 5, id="containers-add-up"),
         pytest.param({"containers": [container(2)], "initContainers": [container(4)]}, 4, id="greedy-init"),
-        pytest.param(
-            {"containers": [container(4)], "initContainers": [container(2), container(3)]}, 4, id="small-init"
-        ),
+        pytest.param({"containers": [container(4)], "initContainers": [container(2), container(3)]}, 4, id="init"),
         pytest.param(
             {"containers": [container(2)], "initContainers": [container(1, restartPolicy="Always")]}, 3, id="sidecar"
         ),

@@ -1,5 +1,4 @@
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -55,7 +54,8 @@ def read(
     return WorkloadReader(lambda: at)(body, before)
 
 
-NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor h100, 8 more needed"
+NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor h100,"
+    " 8 more needed"
 BEYOND = (
     "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor h100, previously"
     " considered podsets requests (0) + current podset request (16) > maximum capacity (8)"
@@ -68,12 +68,12 @@ BEYOND = (
         pytest.param((), {}, {}, Wait.QUOTA, id="nothing-said-yet"),
         pytest.param((condition("QuotaReserved", False, "Pending", NO_QUOTA),), {}, {}, Wait.QUOTA, id="no-quota"),
         pytest.param(
-            (condition("QuotaReserved", False, "Pending", BEYOND),), {}, {}, Wait.QUOTA, id="beyond-all-quota"
+            (condition("QuotaReserved", False, "Pending", BEYOND),), {}, {}, Wait.QUOTA, id="beyond"
         ),
         pytest.param(
-            (condition("QuotaReserved", False, "WaitingForQuota"),), {}, {}, Wait.QUOTA, id="granular-no-quota"
+            (condition("QuotaReserved", False, "WaitingForQuota"),), {}, {}, Wait.QUOTA, id="said-no-quota"
         ),
-        pytest.param((condition("QuotaReserved", False, "ExceedsMaxQuota"),), {}, {}, Wait.QUOTA, id="granular-beyond"),
+        pytest.param((condition("QuotaReserved", False, "ExceedsMaxQuota"),), {}, {}, Wait.QUOTA, id="said-beyond"),
         pytest.param(
             (condition("QuotaReserved", False, "Pending", "flavor h100 doesn't match node affinity"),),
             {},
@@ -89,7 +89,7 @@ BEYOND = (
             id="undeclared-resource",
         ),
         pytest.param(
-            (condition("QuotaReserved", False, "NoMatchingFlavor"),), {}, {}, Wait.OTHER, id="granular-flavor"
+            (condition("QuotaReserved", False, "NoMatchingFlavor"),), {}, {}, Wait.OTHER, id="said-flavor"
         ),
         pytest.param((condition("QuotaReserved", False, "Inadmissible", "x"),), {}, {}, Wait.OTHER, id="inadmissible"),
         pytest.param((), {"active": False}, {}, Wait.INACTIVE, id="inactive"),
@@ -148,7 +148,7 @@ class TestSinceWhen:
 
     def test_another_workload_of_the_same_name_has_its_own_time(self) -> None:
         before = read(workload(uid="old"), CREATED)
-        assert read(workload(uid="new"), before=replace(before, uid="old")).state_since == CREATED + timedelta(
+        assert read(workload(uid="new"), before=before).state_since == CREATED + timedelta(
             seconds=1
         )
 

@@ -49,9 +49,7 @@ def waiting(
         pytest.param([waiting("gang", 16, age=9), waiting("small", 8, age=1)], 16, ["gang"], id="older-first"),
         pytest.param([waiting("gang", 16, age=9), waiting("small", 8, age=1)], 24, ["gang", "small"], id="both-fit"),
         pytest.param([waiting("old", 8, age=9), waiting("urgent", 8, priority=5)], 8, ["urgent"], id="priority"),
-        pytest.param(
-            [waiting("huge", 32, age=9), waiting("gang", 16, age=1)], 16, [], id="one-that-cannot-is-in-the-way"
-        ),
+        pytest.param([waiting("huge", 32, age=9), waiting("gang", 16, age=1)], 16, [], id="one-in-the-way"),
         pytest.param(
             [waiting("odd", 8, age=9, wait=Wait.OTHER), waiting("gang", 8, age=1)], 16, [], id="one-that-never-fits"
         ),
@@ -59,11 +57,9 @@ def waiting(
             [waiting("parked", 8, age=9, wait=Wait.INACTIVE), waiting("gang", 8)],
             8,
             ["gang"],
-            id="parked-is-not-in-line",
+            id="parked",
         ),
-        pytest.param(
-            [waiting("late", 8, age=9, requeue_in=60), waiting("gang", 8)], 8, ["gang"], id="backoff-is-not-in-line"
-        ),
+        pytest.param([waiting("late", 8, age=9, requeue_in=60), waiting("gang", 8)], 8, ["gang"], id="backoff"),
         pytest.param([waiting("back", 8, age=9, requeue_in=-1)], 8, ["back"], id="backoff-over"),
         pytest.param([waiting("gang", 16)], 8, [], id="too-little"),
         pytest.param([], 8, [], id="nobody"),
