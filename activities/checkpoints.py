@@ -20,7 +20,6 @@ from gpubank.domain.recall import CheckpointSummary
 from gpubank.domain.steps import CheckpointOutcome, CheckpointStep
 from gpubank.ports import CheckpointHook, CheckpointStorage
 
-
 BEAT_SECONDS: Final = 5
 """Between two heartbeats of a verification, which may read every byte of a checkpoint."""
 

@@ -12,6 +12,7 @@ from gpubank.adapters.kubernetes.objects import KubernetesObjectStore
 from gpubank.cli.context import NotFoundError
 from gpubank.domain.errors import PolicyError
 from gpubank.domain.facts import PoolFacts
+from gpubank.domain.layout import LayoutProblem
 from gpubank.schema import KINDS, kind_named
 from gpubank.settings import Settings
 
@@ -51,10 +52,18 @@ class KubernetesCluster:
 
     async def observe(self, pool: str) -> PoolFacts:
         """What Kueue sees of a pool."""
+        self._watch()
+        return await self.backend.observe(pool)
+
+    async def check_settings(self, namespace: str | None) -> tuple[LayoutProblem, ...]:
+        """What of Kueue's settings is not as the bank needs it; `namespace` is one of a group's."""
+        self._watch()
+        return await self.backend.check_settings(namespace)
+
+    def _watch(self) -> None:
         if not self._watching:
             self.backend.start()
             self._watching = True
-        return await self.backend.observe(pool)
 
     async def whoami(self) -> str | None:
         """Ask the API server who it takes the caller for; None where it is too old to say."""

@@ -231,9 +231,7 @@ def _print(view: "ReclaimView", output: Output) -> None:
         "Pool": f"{view.pool} (cluster {view.cluster})",
         "Phase": view.phase,
         "Due": instant(view.due_at) + (", OVERDUE" if view.overdue else "") if view.due_at else "",
-        "Approval": f"awaited of {', '.join(view.approvers) or 'an admin of the lender'}"
-        if view.needs_approval
-        else "",
+        "Approval": f"awaited of {approvers}" if view.needs_approval else "",
         "Temporal": view.ui,
     }
     for name, value in facts.items():

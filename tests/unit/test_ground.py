@@ -67,3 +67,19 @@ def test_links_between_documents_lead_somewhere() -> None:
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.relative_to(ROOT)} links to {target}"
+
+
+def _contract(name: str) -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts: list[dict[str, list[str]]] = project["tool"]["importlinter"]["contracts"]
+    return next(contract for contract in contracts if contract["name"] == name)  # type: ignore[comparison-overlap]
+
+
+def test_the_layer_contracts_name_every_activity_and_every_adapter() -> None:
+    activities = {f"activities.{path.stem}" for path in (ROOT / "activities").glob("[a-z]*.py")}
+    forbidden = set(_contract("Workflows see domain and activity signatures only")["forbidden_modules"])
+    assert activities - {"activities.interfaces"} <= forbidden
+    adapters = {
+        f"gpubank.adapters.{path.stem}" for path in (ROOT / "gpubank" / "adapters").iterdir() if path.stem[0] != "_"
+    }
+    assert adapters == set(_contract("Adapters never import each other")["modules"])

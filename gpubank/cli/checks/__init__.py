@@ -1,0 +1,1 @@
+"""What `gpubank doctor` checks: one module for each thing that the bank needs."""

@@ -1,0 +1,97 @@
+"""Temporal: whether it answers, knows the bank's search attributes, and has workers that listen."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeTaskQueueRequest,
+    GetSystemInfoRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import __version__ as sdk_version
+
+from activities.interfaces import BANK_QUEUE, cluster_queue
+from gpubank.cli.checks.finding import Check, fail, ok, warn
+from gpubank.client import CALL_TIMEOUT, BankClient
+from gpubank.domain.errors import BankError
+from gpubank.settings import Settings
+from workflows import attributes
+
+T = TypeVar("T")
+AREA: Final = "temporal"
+_WORKER: Final = "start the worker; until then processes stand still and nothing is lost"
+
+
+async def check_temporal(settings: Settings) -> list[Check]:
+    """Ask the frontend; a part that may not be asked is a warning."""
+    try:
+        client = (await BankClient.connect(settings.temporal)).temporal
+    except (BankError, OSError) as error:
+        return [fail(AREA, str(error))]
+    checks = []
+    for check in (_server, _namespace, _attributes):
+        checks.append(await _asked(lambda: check(client, settings)))  # noqa: B023 - awaited before the next
+        if checks[-1].level == "FAIL":
+            return checks
+    queues = [
+        (BANK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW, "workflows"),
+        (cluster_queue(settings.cluster.name), TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, "what touches the cluster"),
+    ]
+    for name, kind, what in queues:
+        checks.append(await _asked(lambda: _pollers(client, name, kind, what)))  # noqa: B023
+    return checks
+
+
+async def _asked(check: Callable[[], Awaitable[Check]]) -> Check:
+    try:
+        return await check()
+    except RPCError as error:
+        if error.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
+            return warn(AREA, f"not everything may be asked: {error.message}")
+        return fail(AREA, f"does not answer ({error.status.name}): {error.message}")
+
+
+async def _server(client: Client, settings: Settings) -> Check:
+    info = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=CALL_TIMEOUT)
+    where = f", UI {settings.temporal.ui_url}" if settings.temporal.ui_url else ""
+    return ok(AREA, f"server {info.server_version} at {settings.temporal.address}, SDK {sdk_version}{where}")
+
+
+async def _namespace(client: Client, settings: Settings) -> Check:
+    name = settings.temporal.namespace
+    try:
+        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=name), timeout=CALL_TIMEOUT)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return fail(AREA, f"namespace {name!r} does not exist", "create it, or set temporal.namespace")
+        raise
+    return ok(AREA, f"namespace {name!r}")
+
+
+async def _attributes(client: Client, settings: Settings) -> Check:
+    request = ListSearchAttributesRequest(namespace=settings.temporal.namespace)
+    known = (await client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)).custom_attributes
+    wanted = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL}
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        remedy = "start a worker, which registers them, or have the namespace's admin do it"
+        return fail(AREA, f"search attributes are missing: {', '.join(missing)}", remedy)
+    if wrong := [name for name, kind in wanted.items() if known[name] != kind]:
+        return fail(AREA, f"search attributes are of another type: {', '.join(wrong)}", "remove and register them anew")
+    return ok(AREA, f"{len(wanted)} search attributes are registered")
+
+
+async def _pollers(client: Client, queue: str, kind: TaskQueueType.ValueType, what: str) -> Check:
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+    )
+    found = (await client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)).pollers
+    workers = sorted({poller.identity for poller in found})
+    if not workers:
+        return fail(AREA, f"no worker listens on task queue {queue!r} ({what})", _WORKER)
+    return ok(AREA, f"task queue {queue!r} ({what}): {len(workers)} worker{'s' if len(workers) > 1 else ''} listening")
