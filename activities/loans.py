@@ -197,8 +197,8 @@ class LoanActivities(LoanCalls):
             if workload.active:
                 return workload.mark == mark
             offered = in_state(books.lines_of(step.workload.uid), LineState.OFFERED, LineState.GRANTED)
-            ours = workload.parked and workload.next_term == step.term and workload.evicted in _OUR_EVICTION
-            if not ours or sum(line.gpus for line in offered) < workload.gpus:
+            ours = workload.parked and _is_ours(workload, step) and workload.evicted in _OUR_EVICTION
+            if not ours or workload.next_term != step.term or sum(line.gpus for line in offered) < workload.gpus:
                 return False
             await self._pools.check_in_force(facts)
             await self._pools.quota.resume(step.pool, step.workload, mark, seen=workload.version)

@@ -7,4 +7,4 @@ pytest.register_assert_rewrite(
     *(f"tests.contract.{name}" for name in ("quota_suite", "quota_loans", "quota_bench", "world", "simulated_world"))
 )
 
-pytest_plugins = ("tests.plugins.lab", "tests.plugins.ledger")
+pytest_plugins = ("tests.plugins.exit", "tests.plugins.lab", "tests.plugins.ledger")

@@ -89,15 +89,19 @@ def cluster_activities(cluster: str, ports: Ports) -> list[Activity]:
     ]
 
 
+def sandbox() -> SandboxedWorkflowRunner:
+    """Return the runner of workflows: what is not deterministic raises, except in our own packages' imports."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
+
+
 def make_workers(client: Client, cluster: str, ports: Ports, dispatch: LoanDispatch) -> tuple[Worker, Worker]:
     """Return the worker of workflows and ledger, and the one beside the cluster."""
-    runner = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
     bank = Worker(
         client,
         task_queue=BANK_QUEUE,
         workflows=WORKFLOWS,
         activities=bank_activities(ports, dispatch),
-        workflow_runner=runner,
+        workflow_runner=sandbox(),
         # Bad input fails the run instead of retrying its first task for ever.
         workflow_failure_exception_types=[ValidationError],
         # After a restart with a cold cache, more replays at once than cores trip the deadlock detector.

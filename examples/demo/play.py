@@ -24,7 +24,9 @@ from typing import Any
 from examples.demo.jobs import owner_job, service_job, training_job
 from examples.demo.stage import Stage, embedded_stage, lab_stage
 from examples.demo.timeline import Timeline
+from gpubank.domain.errors import BankError
 from gpubank.exit import clean_exit
+from gpubank.lab.errors import LabError
 from gpubank.schema.manifest import read_documents
 
 HERE = Path(__file__).parent
@@ -141,7 +143,7 @@ async def run(cluster: str, keep: bool) -> bool:
             line.start()
             try:
                 good = await play(stage, folder, line)
-            except SceneError as error:
+            except (SceneError, LabError) as error:
                 await line.stop()
                 print(f"\n{error}", file=sys.stderr)
                 good = False
@@ -163,6 +165,9 @@ def main() -> None:
         good = asyncio.run(run(arguments.cluster, arguments.keep))
     except KeyboardInterrupt:
         good = True
+    except (BankError, LabError) as error:
+        print(error, file=sys.stderr)
+        good = False
     clean_exit(0 if good else 1)
 
 

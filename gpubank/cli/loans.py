@@ -132,13 +132,13 @@ def return_command(
                 decision = Decision(identity=who.name, verified=who.verified, reason=reason)
                 state = await processes.return_now(view.loan, decision)
             item = _order(view, who, state, reason=reason, dry_run=dry_run)
-            done = "would be saved, stopped and returned (dry run)" if dry_run else "is being saved and returned"
-            follow = "" if dry_run else f"; `gpubank loan show {view.uid} --watch` follows it"
+            done = "would be saved, stopped and its" if dry_run else "is being saved and stopped, its"
+            go = "would go back (dry run)" if dry_run else f"go back; `gpubank loan show {view.uid} --watch` follows it"
             show_one(
                 item,
                 output,
                 name=view.loan,
-                text=lambda: typer.echo(f"{view.loan} ({view.workload}): {view.gpus} GPUs, {done}, by {who}{follow}"),
+                text=lambda: typer.echo(f"{view.workload} {done} {view.gpus} GPUs {go}"),
             )
 
     run(main)
@@ -179,7 +179,7 @@ def extend_command(
                 item,
                 output,
                 name=view.loan,
-                text=lambda: typer.echo(f"{view.loan} ({view.workload}): {done}, {by} later, by {who}"),
+                text=lambda: typer.echo(f"{view.workload}: {done}, {format_duration(span)} later"),
             )
 
     run(main)

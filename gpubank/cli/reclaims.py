@@ -162,7 +162,8 @@ def _decide(
                     " decided")  # fmt: skip
             verb = "approved" if approved else "denied"
             item = _decided(view, who, state, asked, verb=verb, reason=reason, dry_run=dry_run)
-            text = f"{view.reclaim}: {', '.join(asked)} {verb} by {who}{' (dry run)' if dry_run else ''}"
+            done = f"would be {verb} by {who} (dry run)" if dry_run else f"{verb} by {who}"
+            text = f"{view.reclaim}: {', '.join(asked)} {done}"
             show_one(item, output, name=view.reclaim, text=lambda: typer.echo(text))
 
     run(main)

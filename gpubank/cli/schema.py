@@ -32,8 +32,10 @@ def write_command(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if a file differs.")] = False,
 ) -> None:
     """Write manifests/crds, manifests/base/admission and docs/reference."""
+    from gpubank.cli import reference  # it imports every command
+
     try:
-        changed = write(root, check=check)
+        changed = sorted([*write(root, check=check), *reference.write(root, check=check)])
     except OSError as error:
         typer.echo(f"gpubank: cannot write {str(error.filename)!r}: {error.strerror}; name another --root", err=True)
         raise typer.Exit(2) from error

@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import Final
 
+from gpubank.decide.desk import line_order
 from gpubank.domain.books import Books
 from gpubank.domain.demand import Demand
 from gpubank.domain.loan import Line, LineState
@@ -34,7 +35,9 @@ class Cuts:
         """Ids of the Workload's granted and recalled lines, parts included."""
         running = (LineState.GRANTED, LineState.RECALLED)
         return tuple(
-            line.line_id for line in self._lines.values() if line.workload.uid == workload_uid and line.state in running
+            line.line_id
+            for line in sorted(self._lines.values(), key=line_order)
+            if line.workload.uid == workload_uid and line.state in running
         )
 
     def cut(self, line_id: str, gpus: int) -> str:

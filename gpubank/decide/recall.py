@@ -134,14 +134,13 @@ class _Planner:
         chosen = self._choose()
         left = self._left
         repayment = self._teller.repay(chosen, left)
-        complete = repayment.total >= left and self._fits(chosen)
-        if complete or self._demand.kind not in WHOLE:
-            self._write(chosen, repayment)
-        else:
-            chosen = [candidate for candidate in chosen if candidate.sunk]
-            repayment = self._teller.repay(chosen, left)
-            self._write(chosen, Repayment(direct=repayment.direct))
-        covered = self._demand.gpus - left + min(repayment.total, left)
+        to_be_had = repayment.total
+        complete = to_be_had >= left and self._fits(chosen)
+        if not complete and self._demand.kind in WHOLE:
+            chosen = [candidate for candidate in chosen if self._bound(candidate)]
+            repayment = Repayment(direct=self._teller.repay(chosen, left).direct)
+        self._write(chosen, repayment)
+        covered = self._demand.gpus - left + to_be_had
         return RecallPlan(
             transaction=self._transaction(),
             victims=tuple(self._victim(candidate) for candidate in chosen),
@@ -149,7 +148,7 @@ class _Planner:
             covered=min(covered, self._demand.gpus),
             complete=complete,
             approval_required=bool(chosen) and self._approval(),
-            reason="" if complete else self._why_not(repayment, left),
+            reason="" if complete else self._why_not(left - to_be_had),
             retry_at=None if complete else self._choice.protected_until,
         )
 
@@ -257,7 +256,7 @@ class _Planner:
         self._waiting: list[WorkloadFacts] = []
         others = {d.workload.uid for d in desk.books.demands if d.workload is not None and d.demand_id != mine}
         leaving = {line.workload.uid for line in desk.books.lines if line.demand not in (None, mine)}
-        soon = {line.workload.uid for line in desk.books.lines}
+        soon = {line.workload.uid for line in desk.books.lines if line.line_id not in self._on_their_way}
         for workload in sorted(desk.facts.workloads, key=kueue_order):
             uid = workload.key.uid
             if workload.finished or (self._owner is not None and uid == self._owner.key.uid):
@@ -326,9 +325,9 @@ class _Planner:
         terms = self._desk.group(self._demand.lender)
         return terms is not None and terms.approval is Approval.REQUIRED and self._demand.kind is not DemandKind.RETURN
 
-    def _why_not(self, repayment: Repayment, left: int) -> str:
+    def _why_not(self, missing: int) -> str:
         if self._choice.protected_until is not None:
             return f"borrowed work has just come back and is protected until {self._choice.protected_until:%H:%M:%S}"
-        if repayment.total < left:
-            return f"{left - repayment.total} of {self._demand.gpus} GPUs cannot be had: nobody else may be stopped"
+        if missing > 0:
+            return f"{missing} of {self._demand.gpus} GPUs cannot be had: nobody else may be stopped"
         return "the owner's pods have room on no nodes, whoever is stopped"

@@ -66,7 +66,11 @@ class Teller:
 
     def repay(self, chosen: Iterable[Candidate], gpus: int) -> Repayment:
         """Return how the chosen repay up to `gpus` GPUs, with what need not be stopped at all."""
-        victims = sorted((line for candidate in chosen for line in candidate.lines), key=line_order)
+        mine = self._demand.demand_id
+        victims = sorted(
+            (line for candidate in chosen for line in candidate.lines),
+            key=lambda line: (line.demand != mine, *line_order(line)),
+        )
         uids = {line.workload.uid for line in victims}
         direct = []
         for line in victims:

@@ -22,11 +22,11 @@ from typing import Final, Self
 
 from gpubank.lab import nodes as fleet
 from gpubank.lab import state as states
-from gpubank.lab.access import ADMIN, MASTERS, Access, Api, Manifest, documents, wait_until
+from gpubank.lab.access import ADMIN, MASTERS, Api, Manifest, documents, wait_until
 from gpubank.lab.build import build, cached
 from gpubank.lab.components import BASE, EXTRA, Component, Context, choose
 from gpubank.lab.components.postgres import server as postgres_server
-from gpubank.lab.errors import LabError, StateError
+from gpubank.lab.errors import StateError
 from gpubank.lab.names import GPU_RESOURCE
 from gpubank.lab.paths import checked_name, state_root
 from gpubank.lab.pki import Authority
@@ -366,6 +366,3 @@ def _locked(path: Path) -> Iterator[None]:
             if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                 yield
                 return
-
-
-__all__ = ["DEFAULT", "Access", "Lab", "LabError"]

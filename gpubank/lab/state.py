@@ -5,7 +5,6 @@ process of it. Pids carry their start time and the boot they belong to: neither 
 `down` stop somebody else's process.
 """
 
-import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -143,8 +142,3 @@ def _free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def as_json(state: State) -> str:
-    """Render a state for people and programs, with what lives now."""
-    return json.dumps(state.model_dump(mode="json") | {"alive": state.alive()}, indent=2)

@@ -33,6 +33,8 @@ def index() -> str:
             "",
             "What workloads say about themselves: [the workload contract](workload-contract.md).",
             "",
+            "What people type: [the command line](cli.md).",
+            "",
         )
     )
 

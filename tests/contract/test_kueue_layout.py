@@ -155,7 +155,7 @@ async def test_a_queue_is_left_strict_while_it_is_raised_and_no_longer(
     assert (await laid_out(world, "ads")).problems == ()
     body = await queue(world)
     assert body["spec"]["queueingStrategy"] == strategy
-    assert (IN_ORDER_ANNOTATION in body["metadata"]["annotations"]) == (strategy == "StrictFIFO")
+    assert (IN_ORDER_ANNOTATION in body["metadata"].get("annotations", {})) == (strategy == "StrictFIFO")
 
 
 async def test_a_local_queue_of_somebody_else_is_left_alone_and_reported(world: KueueWorld) -> None:

@@ -55,4 +55,4 @@ async def _schema(engine: AsyncEngine, url: str) -> Iterator[Check]:
         return iter([fail(AREA, str(error))])
     async with await SqlLedger.open(url, upgrade=False) as ledger:
         pools = await ledger.pools()
-    return iter([ok(AREA, f"schema {schema.head()}, as this program's; books of {len(pools)} pools")])
+    return iter([ok(AREA, f"schema {schema.head()}, as this program's; pools with books: {len(pools)}")])

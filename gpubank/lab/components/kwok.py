@@ -88,8 +88,6 @@ def _command(context: Context) -> list[str]:
         f"--manage-nodes-with-annotation-selector={FAKE_NODE}={FAKE_NODE_VALUE}",
         # Without leases the controller manager calls the nodes unreachable after 50 s.
         "--node-lease-duration-seconds=40",
-        "--node-play-stage-parallelism=16",
-        "--pod-play-stage-parallelism=16",
         f"--server-address={context.address('kwok')}",
     ]
 

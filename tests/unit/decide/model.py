@@ -390,7 +390,7 @@ class Model:
         happened += ["evict"] * self.evict()
         return happened
 
-    def settle(self, *, rounds: int = 300, until: timedelta = timedelta(hours=2)) -> list[str]:
+    def settle(self, *, rounds: int = 300, until: timedelta = timedelta(minutes=5)) -> list[str]:
         """Run until nothing happens, letting time pass where only time is waited for; return what happened last."""
         end = self.now + until
         happened: list[str] = []

@@ -130,7 +130,7 @@ class Bank(RuleBasedStateMachine):
         model = self.model
         model.terms = model.terms.model_copy(update={"freeze": None})
         model.spared.clear()
-        assert not model.settle(), f"the bank does not come to rest: {model.settle(rounds=4)}"
+        assert not model.settle(until=timedelta(hours=2)), f"the bank does not come to rest: {model.settle(rounds=4)}"
         model.check()
         check_rest(model)
         assert all(after in MOVES[before] for before, after in model.moves)

@@ -118,6 +118,7 @@ def test_enough_gpus_in_sum_and_no_node_with_room_is_no_loan() -> None:
     model.settle()
     assert not model.books.lines
     assert [note.reason for note in model.last.waiting] == ["NoRoom"]
+    model.finish("x", deleted=True)
     model.submit("y", "a", BORROW, 2, 4)
     model.settle()
     assert model.jobs["y"].reserved

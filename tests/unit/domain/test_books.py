@@ -519,9 +519,7 @@ class AnySequence(RuleBasedStateMachine):
         books = self.books
         assert {line.line_id for line in books.lines} == {key for key, line in self.ever.items() if line.is_open}
         assert all(demand.state in LIVE for demand in books.demands)
-        live = {demand.demand_id for demand in books.demands if demand.state is not DemandState.PARTIAL}
-        pledged = {line.demand for line in books.lines if line.demand is not None and line.state is not O}
-        assert pledged <= live | {demand.demand_id for demand in books.demands}
+        assert {line.demand for line in books.lines} <= {None, *(demand.demand_id for demand in books.demands)}
         assert books.next_line == len(self.ever) + 1
 
 

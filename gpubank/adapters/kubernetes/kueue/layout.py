@@ -33,6 +33,7 @@ REPAIRS: Final = 3
 REPAIR_WINDOW: Final = 600.0
 """Seconds."""
 
+_TRIES: Final = 4
 _AT_ONCE: Final = 8
 """Calls in flight, so that a first layout of many namespaces does not flood the API server."""
 
@@ -108,7 +109,9 @@ class _Run:
         )
 
     def problem(self, reason: str, message: str) -> None:
-        self.problems.append(LayoutProblem(reason=reason, message=message))
+        told = LayoutProblem(reason=reason, message=message)
+        if told not in self.problems:
+            self.problems.append(told)
 
     def in_fail_safe(self, pool: str) -> bool:
         epoch = queues.fail_safe_epoch(self._view.cohorts.get(cohort_name(pool)))
@@ -127,24 +130,18 @@ class _Run:
     # ---- create and repair
 
     async def settle(self, kind: Kind, wanted: Object) -> None:
-        name = _named(kind, wanted)
-        metadata = wanted["metadata"]
+        """Make one object as wanted, or report why not."""
+        name, metadata = _named(kind, wanted), wanted["metadata"]
         found = self._view.objects(kind).get(metadata["name"], metadata.get("namespace", ""))
         try:
-            if found is None:
-                await self._create(kind, wanted)
-            elif not queues.belongs(found, _pool_of(wanted)):
-                self.problem(
-                    "ForeignObject",
-                    f"{name} exists and is not the bank's for this pool, so it is left alone: remove or rename it, or"
-                    f" hand it over by the labels {MANAGED_BY_LABEL}={MANAGED_BY} and those of a queue of the bank",
-                )
-            elif "deletionTimestamp" in found["metadata"]:
-                self.problem("Deleting", f"{name} is being deleted: it is made anew when it is gone")
-            else:
-                await self._repair(kind, found, wanted)
-        except ConflictError:
-            pass  # somebody else was quicker; the next pass sees what came of it
+            for _ in range(_TRIES):
+                try:
+                    await self._settle(kind, found, wanted)
+                except ConflictError:
+                    # Kueue writes status into these objects all the time, so a cache is easily a moment behind.
+                    found = await self._connection.get(kind, metadata["name"], metadata.get("namespace"))
+                else:
+                    return
         except ApiNotFoundError as error:
             remedy = "create the namespace, or take it out of its group" if kind == LOCAL_QUEUE else "install Kueue"
             self.problem("NotFound", f"{name} cannot be written: {error.detail}; {remedy}")
@@ -152,6 +149,22 @@ class _Run:
             if not error.is_refusal:
                 raise
             self.problem("Refused", f"{name} is refused: {error.detail}; change what stands in its way")
+        else:
+            self.problem("Contended", f"{name} changes faster than it can be laid out; the next pass tries again")
+
+    async def _settle(self, kind: Kind, found: Object | None, wanted: Object) -> None:
+        if found is None:
+            await self._create(kind, wanted)
+        elif not queues.belongs(found, _pool_of(wanted)):
+            self.problem(
+                "ForeignObject",
+                f"{_named(kind, wanted)} exists and is not the bank's for this pool, so it is left alone: remove or"
+                f" rename it, or hand it over by the labels {MANAGED_BY_LABEL}={MANAGED_BY} and those of the pool",
+            )
+        elif "deletionTimestamp" in found["metadata"]:
+            self.problem("Deleting", f"{_named(kind, wanted)} is being deleted: it is made anew when it is gone")
+        else:
+            await self._repair(kind, found, wanted)
 
     async def _create(self, kind: Kind, wanted: Object) -> None:
         self._view.absorb(kind, await self._connection.create(kind, wanted))

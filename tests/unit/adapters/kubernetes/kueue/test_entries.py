@@ -54,8 +54,10 @@ def read(
     return WorkloadReader(lambda: at)(body, before)
 
 
-NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor h100,"
+NO_QUOTA = (
+    "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor h100,"
     " 8 more needed"
+)
 BEYOND = (
     "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor h100, previously"
     " considered podsets requests (0) + current podset request (16) > maximum capacity (8)"
@@ -67,12 +69,8 @@ BEYOND = (
     [
         pytest.param((), {}, {}, Wait.QUOTA, id="nothing-said-yet"),
         pytest.param((condition("QuotaReserved", False, "Pending", NO_QUOTA),), {}, {}, Wait.QUOTA, id="no-quota"),
-        pytest.param(
-            (condition("QuotaReserved", False, "Pending", BEYOND),), {}, {}, Wait.QUOTA, id="beyond"
-        ),
-        pytest.param(
-            (condition("QuotaReserved", False, "WaitingForQuota"),), {}, {}, Wait.QUOTA, id="said-no-quota"
-        ),
+        pytest.param((condition("QuotaReserved", False, "Pending", BEYOND),), {}, {}, Wait.QUOTA, id="beyond"),
+        pytest.param((condition("QuotaReserved", False, "WaitingForQuota"),), {}, {}, Wait.QUOTA, id="said-no-quota"),
         pytest.param((condition("QuotaReserved", False, "ExceedsMaxQuota"),), {}, {}, Wait.QUOTA, id="said-beyond"),
         pytest.param(
             (condition("QuotaReserved", False, "Pending", "flavor h100 doesn't match node affinity"),),
@@ -88,9 +86,7 @@ BEYOND = (
             Wait.OTHER,
             id="undeclared-resource",
         ),
-        pytest.param(
-            (condition("QuotaReserved", False, "NoMatchingFlavor"),), {}, {}, Wait.OTHER, id="said-flavor"
-        ),
+        pytest.param((condition("QuotaReserved", False, "NoMatchingFlavor"),), {}, {}, Wait.OTHER, id="said-flavor"),
         pytest.param((condition("QuotaReserved", False, "Inadmissible", "x"),), {}, {}, Wait.OTHER, id="inadmissible"),
         pytest.param((), {"active": False}, {}, Wait.INACTIVE, id="inactive"),
         pytest.param(
@@ -148,9 +144,7 @@ class TestSinceWhen:
 
     def test_another_workload_of_the_same_name_has_its_own_time(self) -> None:
         before = read(workload(uid="old"), CREATED)
-        assert read(workload(uid="new"), before=before).state_since == CREATED + timedelta(
-            seconds=1
-        )
+        assert read(workload(uid="new"), before=before).state_since == CREATED + timedelta(seconds=1)
 
 
 def test_a_mark_survives_writing_and_reading() -> None:

@@ -1,0 +1,445 @@
+"""A pool of a running bank, as scenarios use it: agreements, work, what the books and processes say, and the audit.
+
+The bank itself (worker, controller, Temporal, ledger) runs already and serves many pools at once; every scenario has a
+pool with nodes and groups of its own. Scenarios call groups by short names; on the cluster each has a unique one.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gpubank.adapters.ledger import SqlLedger
+from gpubank.client import BankClient
+from gpubank.decide import compile as compiler
+from gpubank.domain.base import API_VERSION
+from gpubank.domain.books import Books
+from gpubank.domain.contract import RETRYABLE_LABEL, WORKLOAD_TYPE_LABEL, Side
+from gpubank.domain.demand import LIVE
+from gpubank.domain.errors import BankError
+from gpubank.domain.facts import PoolFacts, WorkloadFacts
+from gpubank.domain.loan import Line, LineState
+from gpubank.domain.recall import LoanPhase, LoanState, ReclaimState, loan_id, reclaim_id
+from tests.contract.world import DeploymentRequest, JobRequest, World, job_of, pods_of
+
+LOOK: Final = 0.05
+"""Seconds between two looks."""
+
+PATIENCE: Final = 40.0
+"""Longest wait for one thing, in seconds, on a machine that does much else; most take one or two."""
+
+TRAINEE: Final = Path(__file__).with_name("trainee.py")
+
+LIMITS: Final[Mapping[str, str]] = {
+    "maxGracePeriod": "10m",
+    "minRunTime": "0s",
+    "maxTimeToReturn": "30m",
+    "resumeAfter": "1s",
+}
+"""Short times, so that scenarios are short."""
+
+T = TypeVar("T")
+
+
+class Bank:
+    """One pool of a bank that runs."""
+
+    def __init__(
+        self,
+        world: World,
+        client: BankClient,
+        ledger: SqlLedger,
+        folder: Path,
+        add_namespace: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.world, self.client, self.ledger, self.folder = world, client, ledger, folder
+        self._add_namespace = add_namespace
+        self.capacity = 0
+        self.policies: dict[str, dict[str, Any]] = {}
+        self._limits: dict[str, str] = dict(LIMITS)
+        self._shares: dict[str, int] = {}
+        self._auditor: asyncio.Task[None] | None = None
+        self._violations: list[str] = []
+        self._jobs: list[tuple[str, str]] = []
+        self._deployments: list[tuple[str, str]] = []
+        self._gates = itertools.count(1)
+
+    # ---- agreements
+
+    def name(self, group: str) -> str:
+        """Return the group's name on the cluster."""
+        return f"{group}-{self.world.pool}"
+
+    async def agree(self, nodes: tuple[int, ...], limits: Mapping[str, str] | None = None, **policies: Any) -> None:
+        """Make the pool of these nodes and a policy for every group: an int is its guarantee, a dict its policy.
+
+        Returns when every guarantee is in force and in the queues.
+        """
+        await self.world.add_nodes(*nodes)
+        self.capacity = sum(nodes)
+        self._limits |= limits or {}
+        for group, policy in policies.items():
+            self.policies[group] = policy if isinstance(policy, dict) else {"guaranteed": policy}
+            self._shares[group] = self.policies[group]["guaranteed"]
+        await self._write_pool()
+        for group in policies:
+            if self._add_namespace is not None:
+                await self._add_namespace(self.world.namespace(self.name(group)))
+            await self.world.objects.apply(
+                _object(
+                    "BusinessGroup",
+                    self.name(group),
+                    {"owner": "lin@example.com", "namespaces": [self.world.namespace(self.name(group))]},
+                )
+            )
+            await self._write_policy(group)
+        await self.until(self._in_force, "every guarantee is in force")
+        self._auditor = asyncio.create_task(self._audit())
+
+    async def edit(self, group: str, **changes: Any) -> None:
+        """Change a policy, as its owner would."""
+        self.policies[group] = self.policies[group] | changes
+        await self._write_policy(group)
+
+    async def share(self, group: str, guaranteed: int) -> None:
+        """Change what the platform lets a group ask for."""
+        self._shares[group] = guaranteed
+        await self._write_pool()
+
+    async def freeze(self, frozen: bool) -> None:
+        """Freeze the pool, or thaw it."""
+        await self._write_pool({"freeze": {"by": "ops", "reason": "an incident"}} if frozen else {})
+
+    async def delete_policy(self, group: str) -> None:
+        """Ask for the deletion of a policy."""
+        assert await self.world.objects.delete("GPUQuotaPolicy", "policy", self.world.namespace(self.name(group)))
+
+    async def policy(self, group: str) -> dict[str, Any] | None:
+        """Return the policy object, or None if it is gone."""
+        return await self.world.objects.get("GPUQuotaPolicy", "policy", self.world.namespace(self.name(group)))
+
+    async def _write_pool(self, more: Mapping[str, Any] | None = None) -> None:
+        shares = [
+            {"businessGroup": self.name(group), "guaranteed": gpus, "maxCapacity": self.capacity}
+            for group, gpus in self._shares.items()
+        ]
+        spec = {"capacity": self.capacity, "shares": shares, "limits": self._limits, **(more or {})}
+        await self.world.objects.apply(_object("GPUPool", self.world.pool, spec))
+
+    async def _write_policy(self, group: str) -> None:
+        policy = {
+            "businessGroup": self.name(group),
+            "resourcePool": self.world.pool,
+            "borrowLimit": self.capacity - self.policies[group]["guaranteed"],
+            "reclaimPolicy": {"gracePeriod": "5m"},
+            **self.policies[group],
+        }
+        await self.world.objects.apply(
+            _object("GPUQuotaPolicy", "policy", policy, self.world.namespace(self.name(group)))
+        )
+
+    async def _in_force(self) -> bool:
+        books = await self.books()
+        wanted = {self.name(group): policy["guaranteed"] for group, policy in self.policies.items()}
+        return {g.group: g.in_force for g in books.guarantees} == wanted and not await self._drift()
+
+    # ---- work
+
+    async def own(
+        self, group: str, name: str, gpus: int = 8, *, pods: int = 1, priority: int = 0, grace: int = 5
+    ) -> None:
+        """Submit a job of a group to its own queue."""
+        self._jobs.append((group, name))
+        await self.world.submit_job(
+            JobRequest(
+                self.name(group), name, pods=pods, gpus_per_pod=gpus // pods, priority=priority, termination_grace=grace
+            )
+        )
+
+    async def ask(
+        self, group: str, name: str, gpus: int = 8, *, pods: int = 1, priority: int = 0, trains: Path | None = None
+    ) -> None:
+        """Submit a job to a group's borrow queue: retryable, or a trainee that saves once `trains` is there."""
+        self._jobs.append((group, name))
+        labels, annotations, command = {RETRYABLE_LABEL: "true"}, {}, None
+        if trains is not None:
+            storage = self.folder / name
+            storage.mkdir()
+            labels = {WORKLOAD_TYPE_LABEL: "training", RETRYABLE_LABEL: "false"}
+            annotations = {
+                "checkpoint.platform.aik8s.run/transport": "http",
+                "checkpoint.platform.aik8s.run/storage": storage.as_uri(),
+            }
+            command = [sys.executable, str(TRAINEE), str(storage), str(trains)]
+        await self.world.submit_job(
+            JobRequest(
+                self.name(group),
+                name,
+                side=Side.BORROW,
+                pods=pods,
+                gpus_per_pod=gpus // pods,
+                priority=priority,
+                labels=labels,
+                annotations=annotations,
+                command=command,
+            )
+        )
+
+    async def borrow(self, group: str, name: str, gpus: int = 8, **how: Any) -> WorkloadFacts:
+        """Submit a job to a group's borrow queue, as `ask` does, and see it run."""
+        await self.ask(group, name, gpus, **how)
+        workload = await self.placed(name)
+        if how.get("trains") is not None:
+            await self.until_facts(lambda facts: _answers(job_of(facts, name)), f"{name} answers")
+        return workload
+
+    def gate(self, *, opened: bool = False) -> Path:
+        """Return a gate for trainees: no file is there yet, unless it is `opened`."""
+        gate = self.folder / f"gate-{next(self._gates)}"
+        if opened:
+            gate.touch()
+        return gate
+
+    async def deploy(self, group: str, name: str, replicas: int, gpus: int) -> None:
+        """Submit a Deployment to a group's own queue."""
+        self._deployments.append((group, name))
+        await self.world.submit_deployment(DeploymentRequest(self.name(group), name, replicas, gpus_per_pod=gpus))
+
+    async def finish(self, group: str, name: str) -> None:
+        """Let a job end well."""
+        if (self.folder / name).is_dir():
+            (self.folder / name / "done").touch()
+        else:
+            await self.world.finish_job(self.name(group), name)
+
+    # ---- what there is to see
+
+    async def facts(self) -> PoolFacts:
+        return await self.world.backend.observe(self.world.pool)
+
+    async def books(self) -> Books:
+        return await self.ledger.books(self.world.cluster, self.world.pool)
+
+    async def lines(self, *, job: str = "") -> list[Line]:
+        """Every line of the pool, or of one job, oldest first, ended ones included."""
+        found = await self.ledger.lines(cluster=self.world.cluster, pool=self.world.pool)
+        return [line for line in reversed(found) if not job or line.workload.job == f"Job/{job}"]
+
+    async def workload(self, name: str) -> WorkloadFacts:
+        found = job_of(await self.facts(), name)
+        assert found is not None, f"no workload of job {name!r}"
+        return found
+
+    async def demand_open(self, group: str) -> bool:
+        """Whether a demand of the group is live."""
+        return any(d.lender == self.name(group) and d.state in LIVE for d in (await self.books()).demands)
+
+    async def loan(self, name: str) -> LoanState:
+        """Return the Loan of a job."""
+        return await self.client.loan_state(loan_id(self.world.cluster, (await self.workload(name)).key.uid))
+
+    async def reclaim(self, group: str) -> ReclaimState:
+        """Return the group's last Reclaim."""
+        return await self.client.reclaim_state(reclaim_id(self.world.cluster, self.world.pool, self.name(group)))
+
+    # ---- waiting
+
+    async def placed(self, name: str) -> WorkloadFacts:
+        """See every pod of a job on a node."""
+
+        def holds(facts: PoolFacts) -> bool:
+            found = job_of(facts, name)
+            return found is not None and found.reserved and found.placed
+
+        await self.until_facts(holds, f"{name} is placed")
+        return await self.workload(name)
+
+    async def gone(self, name: str) -> WorkloadFacts:
+        """See a job hold neither quota nor pods."""
+
+        def holds(facts: PoolFacts) -> bool:
+            found = job_of(facts, name)
+            return found is not None and found.gone
+
+        await self.until_facts(holds, f"{name} is gone from the GPUs")
+        return await self.workload(name)
+
+    async def pods_placed(self, deployment: str, count: int) -> None:
+        """See `count` pods of a Deployment on nodes."""
+        await self.until_facts(
+            lambda facts: sum(each.reserved and each.placed for each in pods_of(facts, deployment)) == count,
+            f"{count} pods of {deployment} are placed",
+        )
+
+    async def loan_in(self, name: str, *phases: LoanPhase) -> LoanState:
+        """See a job's Loan in one of the phases."""
+
+        async def look() -> LoanState | None:
+            state = await self.loan(name)
+            return state if state.phase in phases else None
+
+        return await self.until(look, f"the loan of {name} is {' or '.join(phases)}")
+
+    async def demand_met(self, group: str) -> None:
+        """See no demand of the group live any more."""
+
+        async def look() -> bool:
+            return not await self.demand_open(group)
+
+        await self.until(look, f"no demand of {group} is live")
+
+    async def until_facts(self, holds: Callable[[PoolFacts], object], what: str) -> None:
+        async def look() -> bool:
+            return bool(holds(await self.facts()))
+
+        await self.until(look, what)
+
+    async def until(self, look: Callable[[], Awaitable[T | None]], what: str, patience: float = PATIENCE) -> T:
+        """Look until there is something to see; fail, saying what was waited for and how things stand."""
+        clock = asyncio.get_running_loop()
+        end, trouble = clock.time() + patience, ""
+        while True:
+            try:
+                if found := await look():
+                    return found
+                trouble = ""
+            except BankError as error:
+                trouble = str(error)
+            if clock.time() > end:
+                raise AssertionError(f"not within {patience:.0f} s: {what}; {trouble}\n{await self.story()}")
+            await asyncio.sleep(LOOK)
+
+    async def never(self, happens: Callable[[PoolFacts], object], seconds: float, what: str) -> None:
+        """See that something does not happen for a while."""
+        clock = asyncio.get_running_loop()
+        end = clock.time() + seconds
+        while clock.time() < end:
+            if happens(await self.facts()):
+                raise AssertionError(f"{what}\n{await self.story()}")
+            await asyncio.sleep(LOOK)
+
+    # ---- the audit
+
+    async def settled(self) -> None:
+        """See all at rest, then judge the books, the quotas and the ledger: whatever happened, they must agree."""
+
+        async def rests() -> bool:
+            books = await self.books()
+            quiet = not any(demand.state in LIVE for demand in books.demands)
+            return quiet and not await self._drift() and not await self._unbacked() and all(map(_at_rest, books.lines))
+
+        await self.until(rests, "the pool is at rest, its quotas are those of the books, and loans back every borrower")
+        books, facts = await self.books(), await self.facts()
+        assert sum(queue.nominal for queue in facts.queues) <= self.capacity
+        for group, policy in self.policies.items():
+            name = self.name(group)
+            own = facts.queue(name, Side.OWN)
+            assert own is not None
+            assert books.lent_to_others(name) <= policy.get("lendingLimit", policy["guaranteed"])
+            assert books.lent(name) + own.reserved <= books.guarantee(name).in_force
+            assert books.borrowed(name) <= policy.get("borrowLimit", self.capacity - policy["guaranteed"])
+        report = await self.ledger.verify()
+        assert report.ok, report.findings
+        assert self._violations == []
+
+    async def _drift(self) -> dict[str, tuple[int, int]]:
+        """Return the queues whose quota is not what the books say: what it is, and what it should be."""
+        quotas = compiler.nominals(await self.books())
+        facts = await self.facts()
+        wanted = {(queue.group, queue.kind): quotas.get((queue.group, queue.kind), 0) for queue in facts.queues}
+        missing = {f"{group}/{kind}": (-1, gpus) for (group, kind), gpus in quotas.items() if (group, kind) not in wanted}
+        return missing | {
+            queue.name: (queue.nominal, wanted[queue.group, queue.kind])
+            for queue in facts.queues
+            if queue.nominal != wanted[queue.group, queue.kind]
+        }
+
+    async def _unbacked(self) -> dict[str, tuple[int, int]]:
+        """Return the running borrow jobs that other loans back than they use."""
+        books, facts = await self.books(), await self.facts()
+        borrowers = [each for each in facts.workloads if each.kind is Side.BORROW and each.reserved]
+        found = {each.key.job: (each.gpus, sum(x.gpus for x in books.lines_of(each.key.uid))) for each in borrowers}
+        return {job: (uses, has) for job, (uses, has) in found.items() if uses != has}
+
+    async def _audit(self) -> None:
+        """Watch what must hold at every moment."""
+        while True:
+            with contextlib.suppress(BankError):
+                facts = await self.facts()
+                total = sum(queue.nominal for queue in facts.queues)
+                if total > self.capacity:
+                    quotas = {queue.name: queue.nominal for queue in facts.queues}
+                    self._violations.append(f"quotas of {total} in a pool of {self.capacity}: {quotas}")
+            await asyncio.sleep(LOOK)
+
+    async def story(self) -> str:
+        """Everything that helps to understand a failed scenario."""
+        books, facts = await self.books(), await self.facts()
+        rows = ["committed:"]
+        for event in reversed(await self.ledger.audit(limit=400)):
+            if self.world.pool in event.subject and event.action == "Committed":
+                rows.append(f"  {event.at:%H:%M:%S.%f} {event.actor}: {event.detail.get('note')}")
+        rows += ["guarantees:"] + [f"  {g.group} {g.in_force} releasing {g.releasing}" for g in books.guarantees]
+        rows += ["open lines:"] + [f"  {x.line_id} {x.lender}->{x.borrower} {x.gpus} {x.state}" for x in books.lines]
+        rows += ["demands:"] + [f"  {d.demand_id} {d.state} idle={d.idle} of {d.gpus}: {d.reason}" for d in books.demands]
+        rows += ["queues:"] + [f"  {q.name} {q.reserved}/{q.nominal} {q.stamp} {q.fenced}" for q in facts.queues]
+        rows += ["workloads:"]
+        for w in facts.workloads:
+            state = f"active={w.active} reserved={w.reserved} placed={w.placed} finished={w.finished} {w.wait}"
+            rows.append(f"  {w.key.job} of {w.group} {w.kind} {w.gpus}: {state} evicted={w.evicted!r} mark={w.mark}")
+            with contextlib.suppress(BankError):
+                loan = await self.client.loan_state(loan_id(self.world.cluster, w.key.uid))
+                rows.append(f"    loan {loan.phase} term {loan.term}: {loan.note}")
+        for group in self.policies:
+            with contextlib.suppress(BankError):
+                rows += [f"  reclaim of {group}: {demand!r}" for demand in (await self.reclaim(group)).demands]
+        return "\n".join(rows)
+
+    # ---- the end
+
+    async def stop_auditing(self) -> None:
+        """End what watches in the background."""
+        if self._auditor is not None:
+            self._auditor.cancel()
+            await asyncio.gather(self._auditor, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Delete everything of the scenario, as users would, and see the bank let it go."""
+        for group, deployment in self._deployments:
+            await self.world.scale_deployment(self.name(group), deployment, 0)
+        for group, job in self._jobs:
+            with contextlib.suppress(AssertionError):  # it ended and was cleared away by itself
+                await self.world.delete_job(self.name(group), job)
+        objects, pool = self.world.objects, self.world.pool
+        for group in self.policies:
+            await objects.delete("GPUQuotaPolicy", "policy", self.world.namespace(self.name(group)))
+        await objects.delete("GPUPool", pool)
+        for group in self.policies:
+            await objects.delete("BusinessGroup", self.name(group))
+        if self.policies:
+            await self.until(self._left, f"pool {pool} and everything of it is gone", 90)
+
+    async def _left(self) -> bool:
+        objects = self.world.objects
+        left = [await objects.get("GPUPool", self.world.pool)]
+        left += [await objects.get("BusinessGroup", self.name(group)) for group in self.policies]
+        left += [await self.policy(group) for group in self.policies]
+        return not any(left)
+
+
+def _answers(workload: WorkloadFacts | None) -> bool:
+    """Whether the first pod says where its hook listens."""
+    pods = workload.pod_facts if workload is not None else ()
+    return any("checkpoint.platform.aik8s.run/endpoint" in pod.annotations for pod in pods)
+
+
+def _at_rest(line: Line) -> bool:
+    return line.state is LineState.GRANTED and line.demand is None
+
+
+def _object(kind: str, name: str, spec: Mapping[str, Any], namespace: str = "") -> dict[str, Any]:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": dict(spec)}

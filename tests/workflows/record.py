@@ -1,0 +1,188 @@
+"""Records histories and fingerprints: `python -m tests.workflows.record [histories] [fingerprints] [--unreleased]`.
+
+Fingerprints are written only when a new `workflow.patched` guards what has changed; `--unreleased` says that no
+workflow of a released version runs anywhere.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from gpubank.domain.facts import WorkloadFacts
+from gpubank.domain.policy import Approval, OnCheckpointFailure
+from gpubank.domain.recall import Decision, Extension, LoanPhase, ReclaimPhase
+from gpubank.embedded.devserver import DevServer
+from gpubank.exit import clean_exit
+from tests.fakes.bank import FakeBank, fake_bank
+from tests.fakes.trainer import Mood
+from tests.workflows import fingerprints
+from tests.workflows.conftest import connected
+from workflows import attributes
+
+HISTORIES: Final = Path(__file__).parent / "histories"
+
+DROPPED: Final = frozenset({"stackTrace", "identity", "binaryChecksum", "workerVersion", "requestId"})
+"""Fields that a replay does not need and that tell of the machine that recorded."""
+
+
+async def _recalled(bank: FakeBank) -> WorkloadFacts:
+    train = await bank.borrow("research", "train", 16, hook=True, pods=2)
+    await bank.own("serving", "serve")
+    return train
+
+
+async def returned_and_resumed(bank: FakeBank) -> WorkloadFacts:
+    train = await _recalled(bank)
+    await bank.placed("serve")
+    await bank.loan_in(train, LoanPhase.PARKED)
+    await bank.world.finish_job("serving", "serve")
+    await bank.placed("train")
+    await bank.loan_in(train, LoanPhase.ACTIVE)
+    await bank.world.finish_job("research", "train")
+    await bank.loan_in(train, LoanPhase.CLOSED)
+    return train
+
+
+async def retryable(bank: FakeBank) -> WorkloadFacts:
+    batch = await bank.borrow("research", "train", 16, pods=2)
+    await bank.own("serving", "serve")
+    await bank.placed("serve")
+    await bank.loan_in(batch, LoanPhase.PARKED)
+    return batch
+
+
+async def protected(bank: FakeBank) -> WorkloadFacts:
+    bank.trainers.mood = Mood.FAILS
+    train = await _recalled(bank)
+    await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.PARTIAL)
+    await bank.loan_in(train, LoanPhase.ACTIVE)
+    return train
+
+
+async def evicted(bank: FakeBank) -> WorkloadFacts:
+    bank.trainers.mood = Mood.SILENT
+    bank.terms.set_group("research", grace_period=timedelta(seconds=1), on_checkpoint_failure=OnCheckpointFailure.EVICT)
+    train = await _recalled(bank)
+    await bank.placed("serve")
+    await bank.loan_in(train, LoanPhase.PARKED)
+    return train
+
+
+async def cancelled(bank: FakeBank) -> WorkloadFacts:
+    bank.trainers.mood = Mood.SILENT
+    train = await _recalled(bank)
+    await bank.loan_in(train, LoanPhase.CHECKPOINTING)
+    await bank.world.delete_job("serving", "serve")
+    await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.CANCELLED)
+    await bank.loan_in(train, LoanPhase.ACTIVE)
+    return train
+
+
+async def approved_and_extended(bank: FakeBank) -> WorkloadFacts:
+    bank.trainers.mood = Mood.SILENT
+    bank.terms.set_group("serving", approval=Approval.REQUIRED)
+    train = await _recalled(bank)
+    await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.AWAITING_APPROVAL)
+    await bank.client.approve(bank.reclaim("serving"), Decision(identity="ann"))
+    await bank.loan_in(train, LoanPhase.CHECKPOINTING)
+    await bank.client.extend(bank.loan(train), Extension(by=timedelta(seconds=30), identity="bob"))
+    bank.trainers.mood = Mood.SAVES
+    await bank.placed("serve")
+    await bank.loan_in(train, LoanPhase.PARKED)
+    return train
+
+
+async def denied(bank: FakeBank) -> WorkloadFacts:
+    bank.terms.set_group("serving", approval=Approval.REQUIRED)
+    train = await _recalled(bank)
+    await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.AWAITING_APPROVAL)
+    await bank.client.deny(bank.reclaim("serving"), Decision(identity="ann", reason="tonight"))
+    await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.PARTIAL)
+    return train
+
+
+async def given_back(bank: FakeBank) -> WorkloadFacts:
+    train = await bank.borrow("research", "train", 16, hook=True, pods=2)
+    await bank.loan_in(train, LoanPhase.ACTIVE)
+    bank.terms.set(resume_after=timedelta(hours=1))
+    await bank.client.return_now(bank.loan(train), Decision(identity="cho"))
+    await bank.loan_in(train, LoanPhase.PARKED)
+    return train
+
+
+SCENES: Final[tuple[Callable[[FakeBank], Awaitable[WorkloadFacts]], ...]] = (
+    returned_and_resumed,
+    retryable,
+    protected,
+    evicted,
+    cancelled,
+    approved_and_extended,
+    denied,
+    given_back,
+)
+
+
+async def record_histories() -> None:
+    """Play every scene on a server of its own, and keep the histories of its Loan and its Reclaim."""
+    for scene in SCENES:
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            server = DevServer(folder, search_attributes=attributes.KINDS, persistent=False)
+            await stack.enter_async_context(server)
+            client = await connected(server.address)
+            bank = await stack.enter_async_context(fake_bank(client, {"research": 8, "serving": 8}))
+            workload = await scene(bank)
+            await asyncio.sleep(0.3)
+            await _keep(bank, f"loan-{scene.__name__}", bank.loan(workload))
+            if scene is not given_back:
+                await _keep(bank, f"reclaim-{scene.__name__}", bank.reclaim("serving"))
+
+
+async def _keep(bank: FakeBank, name: str, workflow_id: str) -> None:
+    history = await bank.client.temporal.get_workflow_handle(workflow_id).fetch_history()
+    events = [json.dumps(_redacted(event)) for event in history.to_json_dict()["events"]]
+    path = HISTORIES / f"{name}.json"
+    path.write_text('{"events": [\n' + ",\n".join(events) + "\n]}\n")
+    sys.stdout.write(f"{path.name}: {len(events)} events\n")
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.get("kind") == "TASK_QUEUE_KIND_STICKY":
+            return {**value, "name": "sticky"}
+        return {name: _redacted(inner) for name, inner in value.items() if name not in DROPPED}
+    if isinstance(value, list):
+        return [_redacted(inner) for inner in value]
+    return value
+
+
+def record_fingerprints(*, unreleased: bool) -> int:
+    """Write the baseline anew, unless a change is guarded by nothing."""
+    now = fingerprints.current()
+    open_changes = fingerprints.unversioned(fingerprints.baseline(), now)
+    if open_changes and not unreleased:
+        sys.stderr.write(f"not guarded by a new workflow.patched: {', '.join(open_changes)}\n")
+        return 1
+    fingerprints.write(now)
+    return 0
+
+
+def main(arguments: list[str]) -> None:
+    """Record what is asked for; everything where nothing is named."""
+    what = {argument for argument in arguments if not argument.startswith("-")} or {"histories", "fingerprints"}
+    code = 0
+    if "histories" in what:
+        asyncio.run(record_histories())
+    if "fingerprints" in what:
+        code = record_fingerprints(unreleased="--unreleased" in arguments)
+    clean_exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
