@@ -142,7 +142,7 @@ class ReclaimActivities(ReclaimCalls):
                 raise not_yet(f"workload {workload.key.name!r} is admitted; its pods are not all on nodes")
             queue = facts.queue(demand.lender, Side.OWN)
             if queue is not None and queue.fenced >= demand.revision and _free(queue) < workload.gpus:
-                idle = min(max(_free(queue), 0), demand.gpus)
+                idle = min(max(_free(queue) - _promised(facts, books, demand), 0), demand.gpus)
                 reason = "somebody else was admitted first"
                 await self._change(step, books, demand, DemandState.OPEN, idle=idle, reason=reason)
                 await self._pools.write_quotas(step.pool)
@@ -223,6 +223,13 @@ def _outstanding(books: Books, demand: Demand) -> tuple[str, ...] | None:
 def _stays(line: Line, novated: set[str]) -> bool:
     """Whether nobody is taking a granted line back: no offer stands to take its place."""
     return line.line_id not in novated
+
+
+def _promised(facts: PoolFacts, books: Books, demand: Demand) -> int:
+    """GPUs in the lender's queue that were raised for others of its demands, and that they have not taken yet."""
+    others = (d for d in books.demands if d.lender == demand.lender and d.state is DemandState.RAISED and d != demand)
+    waiting = ((d, facts.workload(d.workload.uid)) for d in others if d.workload is not None)
+    return sum(d.gpus for d, workload in waiting if workload is not None and not workload.reserved)
 
 
 def _free(queue: QueueFacts) -> int:

@@ -4,7 +4,9 @@ import pytest
 
 # Shared suites are no test modules of their own, but their assertions should explain themselves all the same.
 pytest.register_assert_rewrite(
-    *(f"tests.contract.{name}" for name in ("quota_suite", "quota_loans", "quota_bench", "world", "simulated_world"))
+    *(f"tests.contract.{name}" for name in ("quota_suite", "quota_loans", "quota_bench", "world", "simulated_world")),
+    "tests.contract.bank_suite",
+    "tests.support.bank",
 )
 
-pytest_plugins = ("tests.plugins.exit", "tests.plugins.lab", "tests.plugins.ledger")
+pytest_plugins = ("tests.plugins.bank", "tests.plugins.exit", "tests.plugins.lab", "tests.plugins.ledger")

@@ -9,6 +9,7 @@ books move in activities, each of which reads again what it is about to change.
 """
 
 from collections import deque
+from typing import Final
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
@@ -32,7 +33,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows.details import clock
     from workflows.loan_recall import LoanRecalls
 
-_NOTICE_RUNS = frozenset({LoanPhase.RECALLED, LoanPhase.CHECKPOINTING})
+MAX_TERMS: Final = 500
+"""Terms that a Loan remembers; what is older stands in the ledger."""
+
+_NOTICE_RUNS: Final = frozenset({LoanPhase.RECALLED, LoanPhase.CHECKPOINTING})
 
 
 @workflow.defn(name="Loan")
@@ -116,7 +120,13 @@ class LoanWorkflow:
         begins = len(earlier) == len(loan.state.history)
         since = grant.at or workflow.now()
         record = TermRecord(term=grant.term, started_at=since, gpus=grant.gpus, lenders=grant.lenders)
-        loan.set(term=grant.term, gpus=grant.gpus, lenders=grant.lenders, history=(*earlier, record), offered=False)
+        loan.set(
+            term=grant.term,
+            gpus=grant.gpus,
+            lenders=grant.lenders,
+            history=(*earlier, record)[-MAX_TERMS:],
+            offered=False,
+        )
         if loan.state.phase is LoanPhase.PARKED:
             loan.move(LoanPhase.ACTIVE, f"came back for term {grant.term}")
         elif begins:

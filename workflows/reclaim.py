@@ -28,6 +28,9 @@ with workflow.unsafe.imports_passed_through():
 FIRST_NEWS: Final = timedelta(minutes=1)
 """How long a Reclaim that was started without a demand waits to be told of one."""
 
+KEPT: Final = 20
+"""Demands that have ended and are still shown."""
+
 _ORDER: Final = (
     ReclaimPhase.AWAITING_APPROVAL,
     ReclaimPhase.PLANNING,
@@ -99,6 +102,9 @@ class ReclaimWorkflow:
             workflow.continue_as_new(self._start.model_copy(update={"demands": open_demands}))
 
     def _begin(self, progress: DemandProgress) -> None:
+        ended = [demand for demand, known in self._runs.items() if known.ended and self._tasks[demand].done()]
+        for demand in ended[:-KEPT]:
+            del self._runs[demand], self._tasks[demand]
         run = DemandRun(self._start, progress, self._show)
         self._runs[progress.demand] = run
         self._tasks[progress.demand] = asyncio.create_task(run.run())

@@ -191,6 +191,12 @@ class DemandRun:
                 await self._mind()
         approved, decision = self._decision
         who = decision.identity or "somebody"
+        action = "approve" if approved else "deny"
+        await self._acts.note(
+            f"{self.progress.demand}/{action}/{workflow.info().run_id}",
+            action,
+            {"identity": decision.identity, "verified": str(decision.verified), "reason": decision.reason},
+        )
         if not approved:
             raise _End(ReclaimPhase.PARTIAL, f"denied by {who}: {decision.reason or 'no reason given'}")
         self._set(approved_by=who)

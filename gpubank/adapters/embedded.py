@@ -71,6 +71,10 @@ class EmbeddedClient:
         try:
             async with self._session.request(method, path, **arguments) as response:
                 body = await response.json()
+        except aiohttp.ContentTypeError as error:
+            raise BackendError(
+                f"the bank on {str(self._socket)!r} failed at {method} {path} ({error.status}); its log says why"
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BackendError(
                 f"no bank answers on {str(self._socket)!r}; `gpubank up` starts the embedded one,"

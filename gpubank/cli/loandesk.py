@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
+from pydantic import AwareDatetime
+
 from gpubank.cli.context import AmbiguousError, NotFoundError
 from gpubank.cli.door import Door, Processes
 from gpubank.cli.loanbook import LoanView, TermView, loan_views, matching, term_views
@@ -40,7 +42,7 @@ class AuditLine(Message):
     """One link of the audit trail, without the rows that it vouches for."""
 
     sequence: int
-    at: str
+    at: AwareDatetime
     actor: str
     subject: str
     action: str
@@ -172,7 +174,7 @@ def _audit_line(event: AuditEvent) -> AuditLine:
     note = str(event.detail.get("note") or "; ".join(f"{name}: {value}" for name, value in said.items()))
     return AuditLine(
         sequence=event.sequence,
-        at=event.at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        at=event.at,
         actor=event.actor,
         subject=event.subject,
         action=event.action,

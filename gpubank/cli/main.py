@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from gpubank.cli.exit import clean_exit
 from gpubank.cli.lazy import Entry, LazyGroup
+from gpubank.exit import clean_exit
 
 _FOLDER: Final = "gpubank.cli"
 

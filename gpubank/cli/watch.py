@@ -72,9 +72,14 @@ async def pause() -> None:
     await asyncio.sleep(PERIOD)
 
 
+def on_terminal() -> bool:
+    """Whether a person looks at the output itself."""
+    return sys.stdout.isatty()
+
+
 async def watch(look: Look, columns: Sequence[Column], output: Output, *, name: Name) -> None:
     """Show what `look` returns, again and again; only an interrupt or an error ends it."""
-    if output in (Output.TABLE, Output.WIDE) and sys.stdout.isatty():
+    if output in (Output.TABLE, Output.WIDE) and on_terminal():
         from rich.live import Live
 
         with Live(console=console(), auto_refresh=False) as live:

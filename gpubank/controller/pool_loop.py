@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from gpubank.decide import compile as compiler
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
@@ -27,6 +28,18 @@ log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 50
 """Decisions in one turn before it yields to others; each is a ledger transaction."""
+
+
+MAX_PAUSE = timedelta(hours=1)
+"""Longest pause before the same signal is sent again; every one costs a few events of a workflow's history."""
+
+
+class _Said(NamedTuple):
+    """What was said to a process, when, and how long it is not said again."""
+
+    message: LoanSignal | LenderNeeds
+    at: datetime
+    pause: timedelta
 
 
 class PoolLoop:
@@ -50,7 +63,7 @@ class PoolLoop:
         self._processes, self._notifier = processes, notifier
         self._terms, self._now, self._resync = terms, now, resync
         self._wake = asyncio.Event()
-        self._said: dict[str, tuple[object, datetime]] = {}
+        self._said: dict[str, _Said] = {}
         self._noted: dict[str, str] = {}
         self.facts: PoolFacts | None = None
         self.books: Books | None = None
@@ -153,7 +166,7 @@ class PoolLoop:
         return len(writes)
 
     async def _tell(self, decided: Step, now: datetime) -> None:
-        """Send what was not sent before, and again after a resync: a signal may be lost with a worker."""
+        """Send what was not sent before, and again after growing pauses: a Loan may have been terminated since."""
         for signal in decided.signals:
             await self._once(f"loan/{signal.workload.uid}/{signal.kind}", signal, now, self._send_loan)
         for needs in decided.needs:
@@ -170,14 +183,16 @@ class PoolLoop:
         self, key: str, message: LoanSignal | LenderNeeds, now: datetime, send: Callable[..., Awaitable[None]]
     ) -> None:
         before = self._said.get(key)
-        if before is not None and before[0] == message and now - before[1] < self._resync:
+        repeated = before is not None and before.message == message
+        if repeated and before is not None and now - before.at < before.pause:
             return
         try:
             await send(message, now)
         except BackendError as error:
             log.warning("pool %s: %s", self.pool, error)
             return
-        self._said[key] = (message, now)
+        pause = min(before.pause * 2, MAX_PAUSE) if repeated and before is not None else self._resync
+        self._said[key] = _Said(message, now, pause)
 
     async def _send_loan(self, signal: LoanSignal, _: datetime) -> None:
         await self._processes.signal_loan(self.cluster, self.pool, signal)

@@ -113,7 +113,11 @@ def _open_loans(resource: Model, views: Mapping[str, PoolView]) -> str:
 def _ready(verdict: Verdict, resource: Model, views: Mapping[str, PoolView]) -> Condition:
     if resource.metadata.deleting and (loans := _open_loans(resource, views)):
         return _condition(
-            resource, conditions.READY, False, conditions.LOANS_OPEN, f"deletion waits for {loans}; they are recalled"
+            resource,
+            conditions.READY,
+            False,
+            conditions.LOANS_OPEN,
+            f"deletion waits for {loans}: what is lent is recalled, what is borrowed ends with its jobs",
         )
     return _condition(resource, conditions.READY, verdict.ready, verdict.reason, verdict.message)
 

@@ -5,7 +5,7 @@ contradict each other stands (creation time, then name). Verdicts name field, va
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpubank.domain import conditions
 from gpubank.domain.contract import (
@@ -72,15 +72,23 @@ class Agreement(NamedTuple):
 def agree(
     cluster: str, pools: Sequence[GPUPool], groups: Sequence[BusinessGroup], policies: Sequence[GPUQuotaPolicy]
 ) -> Agreement:
-    """Judge all objects against each other; the order in which they are given makes no difference."""
+    """Judge all objects against each other; the order in which they are given makes no difference.
+
+    A policy that is being deleted, or whose pool or group is, is in force no more: what it lends comes back by that.
+    """
     verdicts: dict[Subject, Verdict] = {}
     namespaces = _share_namespaces(groups, verdicts)
     by_pool = {pool.name: pool for pool in pools}
     left = {pool.name: pool.spec.capacity for pool in pools}
     accepted: dict[str, dict[str, GPUQuotaPolicy]] = {pool.name: {} for pool in pools}
+    leaving = {pool.key for pool in pools if pool.metadata.deleting}
+    departing = {group.key for group in groups if group.metadata.deleting}
     for policy in sorted(policies, key=_age):
         spec = policy.spec
-        verdict = _judge(policy, by_pool, namespaces, accepted, left)
+        if policy.metadata.deleting or spec.resource_pool in leaving or spec.business_group in departing:
+            verdict = _DELETING
+        else:
+            verdict = _judge(policy, by_pool, namespaces, accepted, left)
         verdicts["GPUQuotaPolicy", policy.key] = verdict
         if verdict.ready:
             accepted[spec.resource_pool][spec.business_group] = policy
@@ -187,6 +195,15 @@ def _judge(
 
 def _refused(reason: str, field: str, value: str, rule: str, remedy: str) -> Verdict:
     return Verdict(reason, (Problem(field=field, value=value, rule=rule, remedy=remedy),))
+
+
+_DELETING: Final = _refused(
+    conditions.DELETING,
+    "metadata.deletionTimestamp",
+    "set",
+    "a policy is in force only while it, its pool and its group stand",
+    "create it anew once it is gone",
+)
 
 
 def _beyond(spec: GPUQuotaPolicySpec, share: Share) -> tuple[Problem, ...]:

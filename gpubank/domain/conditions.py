@@ -57,6 +57,9 @@ BACKEND_CONFLICT: Final = "BackendConflict"
 BACKEND_MISCONFIGURED: Final = "BackendMisconfigured"
 """Kueue lacks a setting that explicit loans need; the message names it."""
 
+DELETING: Final = "Deleting"
+"""The policy, its pool or its group is being deleted: it guarantees nothing any more, and what it lends comes back."""
+
 LOANS_OPEN: Final = "LoansOpen"
 """Deletion waits until the open loans have ended."""
 

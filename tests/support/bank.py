@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -63,6 +63,7 @@ class Bank:
         self._shares: dict[str, int] = {}
         self._auditor: asyncio.Task[None] | None = None
         self._violations: list[str] = []
+        self._forbidden: list[tuple[Callable[[PoolFacts], object], str]] = []
         self._jobs: list[tuple[str, str]] = []
         self._deployments: list[tuple[str, str]] = []
         self._gates = itertools.count(1)
@@ -142,9 +143,11 @@ class Bank:
         )
 
     async def _in_force(self) -> bool:
-        books = await self.books()
+        books, facts = await self.books(), await self.facts()
         wanted = {self.name(group): policy["guaranteed"] for group, policy in self.policies.items()}
-        return {g.group: g.in_force for g in books.guarantees} == wanted and not await self._drift()
+        laid_out = {queue.group for queue in facts.queues} == set(wanted)
+        agreed = all(books.guarantee(group).in_force == gpus for group, gpus in wanted.items())
+        return laid_out and agreed and not await self._drift()
 
     # ---- work
 
@@ -214,6 +217,11 @@ class Bank:
             (self.folder / name / "done").touch()
         else:
             await self.world.finish_job(self.name(group), name)
+
+    async def drop(self, group: str, name: str) -> None:
+        """Delete a job."""
+        self._jobs.remove((group, name))
+        await self.world.delete_job(self.name(group), name)
 
     # ---- what there is to see
 
@@ -312,6 +320,15 @@ class Bank:
                 raise AssertionError(f"not within {patience:.0f} s: {what}; {trouble}\n{await self.story()}")
             await asyncio.sleep(LOOK)
 
+    @contextlib.asynccontextmanager
+    async def forbidden(self, happens: Callable[[PoolFacts], object], what: str) -> AsyncIterator[None]:
+        """See that something does not happen while the block runs."""
+        rule = happens, what
+        self._forbidden.append(rule)
+        yield
+        self._forbidden.remove(rule)
+        assert self._violations == [], f"{self._violations}\n{await self.story()}"
+
     async def never(self, happens: Callable[[PoolFacts], object], seconds: float, what: str) -> None:
         """See that something does not happen for a while."""
         clock = asyncio.get_running_loop()
@@ -373,6 +390,7 @@ class Bank:
                 if total > self.capacity:
                     quotas = {queue.name: queue.nominal for queue in facts.queues}
                     self._violations.append(f"quotas of {total} in a pool of {self.capacity}: {quotas}")
+                self._violations += [what for happens, what in self._forbidden if happens(facts)]
             await asyncio.sleep(LOOK)
 
     async def story(self) -> str:

@@ -84,16 +84,18 @@ def changed(before: dict[str, Fingerprint], after: dict[str, Fingerprint]) -> li
 
 def unversioned(before: dict[str, Fingerprint], after: dict[str, Fingerprint]) -> list[str]:
     """Return those of them that no new patch guards, in a code base that histories may be running on."""
-    new = {patch for p in after.values() for patch in p.patches} - {
-        patch for p in before.values() for patch in p.patches
-    }
-    return [] if new else changed(before, after)
+    return [] if _ids(after) - _ids(before) else changed(before, after)
+
+
+def _ids(prints: dict[str, Fingerprint]) -> set[str]:
+    return {patch for each in prints.values() for patch in each.patches}
 
 
 def _functions(files: Iterable[Path]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for file in files:
         tree = ast.parse(file.read_text())
-        for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        owners: list[ast.Module | ast.ClassDef] = [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))]
+        for owner in owners:
             prefix = f"{file.stem}." + (f"{owner.name}." if isinstance(owner, ast.ClassDef) else "")
             for node in owner.body:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -102,7 +104,10 @@ def _functions(files: Iterable[Path]) -> Iterator[tuple[str, ast.FunctionDef | a
 
 def _leading(functions: Iterable[ast.FunctionDef | ast.AsyncFunctionDef]) -> frozenset[str]:
     """Return the names of everything that leads to a command, however far down."""
-    leading, calls = COMMANDS | CALLBACKS, {f.name: _called(f) for f in functions}
+    calls: dict[str, set[str]] = {}
+    for function in functions:  # by bare name, so methods that share one are taken together
+        calls.setdefault(function.name, set()).update(_called(function))
+    leading = COMMANDS | CALLBACKS
     while more := {name for name, called in calls.items() if called & leading} - leading:
         leading |= more
     return leading
@@ -141,10 +146,9 @@ def _block(statement: BLOCKS, leading: frozenset[str]) -> list[object]:
     inner = [_outline(getattr(statement, part, []), leading) for part in ("body", "orelse", "finalbody")]
     if isinstance(statement, ast.Try):
         inner += [_outline(handler.body, leading) for handler in statement.handlers]
-    leaves = any(isinstance(node, ast.Return | ast.Break | ast.Continue) for node in ast.walk(statement))
-    calls = [
-        call for part in ("test", "iter") if (node := getattr(statement, part, None)) for call in _calls(node, leading)
-    ]
+    leaves = any(isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue) for node in ast.walk(statement))
+    heads = [node for part in ("test", "iter") if (node := getattr(statement, part, None)) is not None]
+    calls = [call for node in heads for call in _calls(node, leading)]
     if isinstance(statement, ast.If) and leaves and not any(inner):
         inner = [["leaves"]]  # a condition that ends the function early decides on every command after it
     return [[*head, calls, inner]] if any(inner) or calls else []

@@ -31,6 +31,8 @@ async def test_a_lender_that_must_approve_is_asked_first_and_nobody_is_touched_b
     await bank.placed("serve")
     done = await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.MET)
     assert done.demands[0].approved_by == "ann"
+    (note,) = [note for note in bank.ledger.notes.values() if note.action == "approve"]
+    assert note.detail == {"identity": "ann", "verified": "True", "reason": ""}
 
 
 async def test_a_denied_recall_ends_partial_and_says_who_denied_it(bank: FakeBank) -> None:

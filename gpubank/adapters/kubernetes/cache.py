@@ -16,8 +16,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gpubank.adapters.kubernetes.connection import SILENCE
@@ -53,7 +53,9 @@ class Source(Protocol):
         self, kind: Kind, *, selectors: Mapping[str, str], token: str = ""
     ) -> tuple[list[Object], str, str]: ...
 
-    def watch(self, kind: Kind, *, version: str, selectors: Mapping[str, str]) -> AsyncIterator[tuple[str, Object]]: ...
+    def watch(
+        self, kind: Kind, *, version: str, selectors: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[str, Object], None]: ...
 
 
 class _Kept(Generic[T]):
@@ -174,11 +176,11 @@ class Cache(Generic[T]):
             try:
                 if not self._listed.is_set() or not self._version:
                     await self._list()
-                async for change, body in self._source.watch(
-                    self._kind, version=str(self._version), selectors=self._selectors
-                ):
-                    pause, self._failure = _FIRST_PAUSE, ""
-                    self._take(change, body)
+                watch = self._source.watch(self._kind, version=str(self._version), selectors=self._selectors)
+                async with aclosing(watch) as events:
+                    async for change, body in events:
+                        pause, self._failure = _FIRST_PAUSE, ""
+                        self._take(change, body)
                 self._proved()
             except WatchExpiredError:
                 self._version = 0
@@ -195,22 +197,23 @@ class Cache(Generic[T]):
             self._put(body)
 
     async def _list(self) -> None:
-        token, version, found = "", "", dict[Key, Object]()
+        token, version, found = "", "", set[Key]()
         while True:
             try:
                 items, version, token = await self._source.page(self._kind, selectors=self._selectors, token=token)
             except WatchExpiredError:
-                token, found = "", {}
+                token = ""
+                found.clear()
                 continue
-            # Items of a list do not say what they are.
-            found |= {_key(item): item | self._type_meta() for item in items}
+            for item in items:
+                found.add(_key(item))
+                # Items of a list do not say what they are. Each is read at once: a cluster's manifests are large.
+                self._put(item | self._type_meta())
             if not token:
                 break
         self.lists += 1
-        for key in self._kept.keys() - found.keys():
+        for key in self._kept.keys() - found:
             self._drop(key)
-        for body in found.values():
-            self._put(body)
         self._version = int(version)
         self._failure = ""
         self._proved()

@@ -9,7 +9,7 @@ bookmarks and have a time limit on silence, so that a connection that died witho
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -49,14 +49,19 @@ Params = Mapping[str, str]
 class Connection:
     """An open connection; use it as an async context manager, or call `close`."""
 
-    def __init__(self, config: SingleConfig) -> None:
+    def __init__(self, config: SingleConfig, *, transport: httpx2.AsyncBaseTransport | None = None) -> None:
+        """Prepare a connection; `transport` stands in for the network where one is given."""
         self.server: str = config.cluster.server
         # As kubectl does it: no proxy between two processes of one machine.
         trust_env = urlsplit(self.server).hostname not in _LOOPBACK
         try:
             self._http = AsyncClient(
                 config,
-                ConnectionParams(timeout=httpx2.Timeout(CALL_TIMEOUT, pool=None), trust_env=trust_env),
+                ConnectionParams(
+                    timeout=httpx2.Timeout(CALL_TIMEOUT, pool=None),
+                    trust_env=trust_env,
+                    transport=transport,  # type: ignore[arg-type]  # lightkube names the synchronous base alone
+                ),
             )
         except (OSError, AssertionError) as error:
             fact = f"credentials for {self.server!r} cannot be used: {error}"
@@ -106,7 +111,7 @@ class Connection:
         metadata = answer.get("metadata") or {}
         return answer.get("items") or [], metadata.get("resourceVersion", ""), metadata.get("continue", "")
 
-    async def watch(self, kind: Kind, *, version: str, selectors: Params) -> AsyncIterator[tuple[str, Object]]:
+    async def watch(self, kind: Kind, *, version: str, selectors: Params) -> AsyncGenerator[tuple[str, Object], None]:
         """Yield `(type, object)` of what changes after `version` until the server ends the watch.
 
         Bookmarks come as type `BOOKMARK`. Raises `WatchExpiredError` when `version` is no longer served and

@@ -136,6 +136,37 @@ class Bank(RuleBasedStateMachine):
         assert all(after in MOVES[before] for before, after in model.moves)
 
 
+class ShapedBank(Bank):
+    """The same with pods of several sizes, where not everything that fits a quota fits a node.
+
+    Who waits then depends on luck; that nothing is lent twice, and that nobody runs without lines, does not.
+    """
+
+    @rule(
+        group=groups,
+        side=st.sampled_from(Side),
+        shape=st.sampled_from([(1, 1), (1, 2), (2, 2), (1, 4), (3, 4), (1, 8), (2, 8)]),
+        priority=st.integers(0, 1),
+    )
+    def submit(self, group: str, side: Side, shape: tuple[int, int], priority: int) -> None:
+        self.count += 1
+        self.model.submit(f"job-{self.count}", group, side, *shape, priority=priority)
+
+    def teardown(self) -> None:
+        self.model.settle(until=timedelta(minutes=20))
+        self.model.check()
+        assert all(after in MOVES[before] for before, after in self.model.moves)
+        if not self.model.terms.frozen(self.model.now):
+            check_backed(self.model)
+
+
+def check_backed(model: Model) -> None:
+    """Every running borrow job has its lines."""
+    for job in model.jobs.values():
+        if job.kind is Side.BORROW and job.reserved and job.active:
+            assert sum(line.gpus for line in model.books.lines_of(job.uid)) == job.gpus
+
+
 def check_rest(model: Model) -> None:
     """Nothing is under way, everybody who is owed something has it, and every running borrow job has its lines."""
     books = model.books
@@ -156,13 +187,12 @@ def check_rest(model: Model) -> None:
         left = min(in_force, terms.guaranteed) - own
         waiting = [j for j in model.jobs.values() if (j.group, j.kind) == (group, Side.OWN)]
         assert all(j.gpus > left for j in waiting if not j.reserved and not j.finished), "an owner waits"
-    for job in model.jobs.values():
-        if job.kind is Side.BORROW and job.reserved:
-            assert sum(line.gpus for line in books.lines_of(job.uid)) == job.gpus
+    check_backed(model)
     assert all(model.jobs[x.workload.uid].reserved for x in books.lines if x.state is LineState.GRANTED)
 
 
-Bank.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+quick = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+Bank.TestCase.settings = quick
+ShapedBank.TestCase.settings = settings(quick, max_examples=60)
 TestAnySequence = Bank.TestCase
+TestAnySequenceOfShapes = ShapedBank.TestCase

@@ -6,7 +6,6 @@ import pytest
 
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import Mark
-from gpubank.domain.loan import LineState
 from gpubank.domain.pool import Freeze
 from tests.unit.decide.model import Model, group_terms, pool_terms
 
@@ -25,8 +24,8 @@ def states(model: Model, uid: str) -> list[tuple[str, int]]:
     return sorted((line.state.value, line.gpus) for line in model.books.lines_of(uid))
 
 
-def running(model: Model, uid: str, gpus: int, **update: object) -> None:
-    model.submit(uid, "a", BORROW, gpus, **update)
+def running(model: Model, uid: str, gpus: int) -> None:
+    model.submit(uid, "a", BORROW, gpus)
     model.settle()
     assert model.jobs[uid].reserved
 

@@ -20,7 +20,7 @@ from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Object
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.entries import WorkloadEntry
-from gpubank.adapters.kubernetes.kueue.facts import pool_facts
+from gpubank.adapters.kubernetes.kueue.facts import PoolReader
 from gpubank.adapters.kubernetes.kueue.layout import LayoutWriter
 from gpubank.adapters.kubernetes.kueue.order import Order
 from gpubank.adapters.kubernetes.kueue.quota import Writer
@@ -69,6 +69,7 @@ class KueueBackend:
         self._writer = Writer(connection, self._view.absorb, self._order)
         self._fence = Fence(cycle_p99)
         self._confirmed: dict[str, int] = {}
+        self._readers: dict[str, PoolReader] = {}
         self._queues_heard = self._view.queues.heard_by(self._note_stamp)
 
     def start(self) -> None:
@@ -107,10 +108,12 @@ class KueueBackend:
         """Return the pool's facts from the caches; see the module for how late they may be. Raises `BackendError`."""
         await self._view.caches.ready()
         fenced = await self._fenced(pool)
-        return pool_facts(self._view.seen(pool, fenced), cluster=self._cluster, pool=pool, at=self._clock())
+        reader = self._readers.setdefault(pool, PoolReader(self._cluster, pool))
+        return reader.read(self._view.seen(pool, fenced), at=self._clock())
 
     async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
-        """Set one queue's quota and stamp; see the port."""
+        """Set one queue's quota and stamp, whoever waits for a raise first; see the port and `order`."""
+        await self._view.caches.ready()  # who waits is seen in them
         await self._writer.write_quota(pool, group, kind, nominal=nominal, revision=revision)
 
     async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:

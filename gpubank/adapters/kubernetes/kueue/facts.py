@@ -1,10 +1,10 @@
-"""One pool's facts, put together from the caches. Pure: what the entries say, at the moment `at`."""
+"""One pool's facts, put together from the caches: what the entries say, at the moment `at`."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpubank.adapters.kubernetes.kinds import Object
 from gpubank.adapters.kubernetes.kueue import queues
@@ -12,6 +12,7 @@ from gpubank.adapters.kubernetes.kueue.entries import (
     JobEntry,
     NodeEntry,
     PodEntry,
+    PodSet,
     WorkloadEntry,
     checkpoint_annotations,
 )
@@ -53,51 +54,99 @@ class Seen:
     """Highest fenced stamp by ClusterQueue."""
 
 
-def pool_facts(seen: Seen, *, cluster: str, pool: str, at: datetime) -> PoolFacts:
-    """Return the facts of one pool."""
-    seats = {name: Seat(*seat) for name, body in seen.queues.items() if (seat := queues.side_of(body))}
-    resource = next((name for body in seen.queues.values() if (name := queues.resource_of(body))), "")
-    pods = [pod for pod in seen.pods if pod.requests.get(resource)]
-    staff = _Staff(pods, resource)
-    workloads, reserved = [], defaultdict[str, int](int)
-    for entry in seen.workloads:
-        queue = entry.cluster_queue if entry.reserved else seen.local_queues.get((entry.namespace, entry.queue), "")
-        if queue not in seats:
-            continue
-        if entry.reserved:
-            reserved[queue] += entry.gpus(resource)
-        if entry.declares(resource) and not _long_finished(entry, at):
-            workloads.append(_workload(entry, seats[queue], resource, staff.of(entry), seen.jobs, at))
-    return PoolFacts(
-        cluster=cluster,
-        pool=pool,
-        at=at,
-        queues=tuple(
-            QueueFacts(
-                name=name,
-                group=seat.group,
-                kind=seat.side,
-                nominal=queues.nominal(body),
-                # Kueue's sum and the Workloads are told at different moments; GPUs are free when both say so.
-                reserved=max(queues.reserved(body), reserved[name]),
-                stamp=queues.stamp(body),
-                fenced=seen.fenced.get(name, queues.NO_STAMP),
-                fail_safe=queues.in_cohort(body),
-            )
-            for name, seat in sorted(seats.items())
-            for body in (seen.queues[name],)
-        ),
-        workloads=tuple(sorted(workloads, key=lambda each: (each.created_at, each.key.uid))),
-        nodes=_nodes(seen.flavor, seen.nodes, pods, resource),
-        fail_safe_epoch=queues.fail_safe_epoch(seen.cohort),
+class PoolReader:
+    """Puts one pool's facts together, again and again; what has not changed since the last time is not made anew."""
+
+    def __init__(self, cluster: str, pool: str) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._workloads: dict[str, tuple[tuple[object, ...], WorkloadFacts]] = {}
+        self._nodes: dict[str, tuple[tuple[object, ...], NodeFacts]] = {}
+
+    def read(self, seen: Seen, *, at: datetime) -> PoolFacts:
+        """Return the pool's facts."""
+        seats = {name: Seat(*seat) for name, body in seen.queues.items() if (seat := queues.side_of(body))}
+        resource = next((name for body in seen.queues.values() if (name := queues.resource_of(body))), "")
+        pods = [pod for pod in seen.pods if pod.requests.get(resource)]
+        staff = _Staff(pods)
+        known, self._workloads = self._workloads, {}
+        reserved = defaultdict[str, int](int)
+        for entry in seen.workloads:
+            queue = entry.cluster_queue if entry.reserved else seen.local_queues.get((entry.namespace, entry.queue), "")
+            if queue not in seats:
+                continue
+            if entry.reserved:
+                reserved[queue] += entry.gpus(resource)
+            if entry.declares(resource) and not _long_finished(entry, at):
+                case = _Case(entry, seats[queue], resource, staff.of(entry), _jobs(entry, seen.jobs), _wait(entry, at))
+                before = known.get(entry.uid)
+                facts = before[1] if before and before[0] == case else _workload(case)
+                self._workloads[entry.uid] = (case, facts)
+        return PoolFacts(
+            cluster=self._cluster,
+            pool=self._pool,
+            at=at,
+            queues=tuple(
+                _queue(name, seats[name], seen.queues[name], reserved[name], seen.fenced) for name in sorted(seats)
+            ),
+            workloads=tuple(
+                sorted(
+                    (facts for _, facts in self._workloads.values()), key=lambda each: (each.created_at, each.key.uid)
+                )
+            ),
+            nodes=self._read_nodes(seen, pods, resource),
+            fail_safe_epoch=queues.fail_safe_epoch(seen.cohort),
+        )
+
+    def _read_nodes(self, seen: Seen, pods: Iterable[PodEntry], resource: str) -> tuple[NodeFacts, ...]:
+        wanted = (seen.flavor["spec"].get("nodeLabels") or {}) if seen.flavor else {}
+        known, self._nodes = self._nodes, {}
+        if not wanted:
+            return ()  # a flavor without labels would claim every node of the cluster
+        used = defaultdict[str, int](int)
+        for pod in pods:
+            used[pod.node] += pod.requests.get(resource, 0)
+        for node in sorted(seen.nodes, key=lambda each: each.name):
+            if not wanted.items() <= node.labels.items() or not node.allocatable.get(resource):
+                continue
+            case = (node.allocatable[resource], used[node.name], node.ready)
+            before = known.get(node.name)
+            if before is None or before[0] != case:
+                gpus, in_use, ready = case
+                before = (case, NodeFacts(name=node.name, gpus=gpus, used=in_use, ready=ready))
+            self._nodes[node.name] = before
+        return tuple(facts for _, facts in self._nodes.values())
+
+
+class _Case(NamedTuple):
+    """Everything that one Workload's facts are made of."""
+
+    entry: WorkloadEntry
+    seat: Seat
+    resource: str
+    pods: tuple[PodEntry, ...]
+    jobs: tuple[JobEntry, ...]
+    wait: tuple[Wait, datetime]
+
+
+def _queue(name: str, seat: Seat, body: Object, reserved: int, fenced: Mapping[str, int]) -> QueueFacts:
+    return QueueFacts(
+        name=name,
+        group=seat.group,
+        kind=seat.side,
+        nominal=queues.nominal(body),
+        # Kueue's sum and the Workloads are told at different moments; GPUs are free when both say so.
+        reserved=max(queues.reserved(body), reserved),
+        stamp=queues.stamp(body),
+        fenced=fenced.get(name, queues.NO_STAMP),
+        fail_safe=queues.in_cohort(body),
     )
 
 
 class _Staff:
     """The pool's pods, by whom they belong to."""
 
-    def __init__(self, pods: Iterable[PodEntry], resource: str) -> None:
-        self._resource = resource
+    def __init__(self, pods: Iterable[PodEntry]) -> None:
         self._by_uid: dict[str, PodEntry] = {}
         self._by_owner = defaultdict[str, list[PodEntry]](list)
         self._by_workload = defaultdict[tuple[str, str], list[PodEntry]](list)
@@ -118,17 +167,10 @@ class _Staff:
         return tuple(sorted(found.values(), key=lambda pod: (pod.index, pod.name)))
 
 
-def _workload(
-    entry: WorkloadEntry,
-    seat: Seat,
-    resource: str,
-    pods: tuple[PodEntry, ...],
-    jobs: Mapping[str, JobEntry],
-    at: datetime,
-) -> WorkloadFacts:
+def _workload(case: _Case) -> WorkloadFacts:
+    entry, seat, resource, pods, jobs, (wait, since) = case
     admitted = entry.conditions.get("Admitted")
     evicted = entry.conditions.get("Evicted")
-    wait, since = _wait(entry, at)
     owner = entry.owners[0] if entry.owners else None
     return WorkloadFacts(
         key=WorkloadKey(
@@ -181,40 +223,23 @@ def _wait(entry: WorkloadEntry, at: datetime) -> tuple[Wait, datetime]:
     return entry.wait, max(entry.state_since, entry.requeue_at)
 
 
-def _contract(entry: WorkloadEntry, pods: tuple[PodEntry, ...], jobs: Mapping[str, JobEntry]) -> WorkloadContract:
+def _jobs(entry: WorkloadEntry, jobs: Mapping[str, JobEntry]) -> tuple[JobEntry, ...]:
+    return tuple(jobs[owner.uid] for owner in entry.owners if owner.uid in jobs)
+
+
+def _contract(entry: WorkloadEntry, pods: tuple[PodEntry, ...], jobs: tuple[JobEntry, ...]) -> WorkloadContract:
     """Read the contract: the job's own words over its pod template's, and a bare pod's where it has neither."""
     labels, annotations = dict[str, str](), dict[str, str]()
-    for pod_set in reversed(entry.pod_sets):
-        labels |= pod_set.labels
-        annotations |= pod_set.annotations
     owners = {owner.uid for owner in entry.owners}
-    for pod in pods:
-        if pod.uid in owners:
-            labels |= pod.labels
-            annotations |= pod.annotations
-    for owner in entry.owners:
-        if (job := jobs.get(owner.uid)) is not None:
-            labels |= job.labels
-            annotations |= job.annotations
+    said: list[PodSet | PodEntry | JobEntry] = [*reversed(entry.pod_sets)]
+    said += [pod for pod in pods if pod.uid in owners]
+    said += jobs
+    for source in said:
+        labels |= source.labels
+        annotations |= source.annotations
     return WorkloadContract.of(labels, annotations)
 
 
 def _long_finished(entry: WorkloadEntry, at: datetime) -> bool:
     finished = entry.conditions.get("Finished")
     return bool(finished and finished.status and finished.since and finished.since < at - FINISHED_FOR)
-
-
-def _nodes(
-    flavor: Object | None, nodes: Iterable[NodeEntry], pods: Iterable[PodEntry], resource: str
-) -> tuple[NodeFacts, ...]:
-    wanted = (flavor["spec"].get("nodeLabels") or {}) if flavor else {}
-    if not wanted:
-        return ()  # a flavor without labels would claim every node of the cluster
-    used = defaultdict[str, int](int)
-    for pod in pods:
-        used[pod.node] += pod.requests.get(resource, 0)
-    return tuple(
-        NodeFacts(name=node.name, gpus=node.allocatable.get(resource, 0), used=used[node.name], ready=node.ready)
-        for node in sorted(nodes, key=lambda each: each.name)
-        if wanted.items() <= node.labels.items() and node.allocatable.get(resource)
-    )

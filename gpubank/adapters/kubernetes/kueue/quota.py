@@ -75,48 +75,50 @@ class Writer:
         self._absorb(CLUSTER_QUEUE, written)
 
     async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
-        """Deactivate and mark a Workload; see the port."""
-        await self._refuse_in_fail_safe(pool)
-        if await self._change(workload, mark, seen, active=False):
+        """Deactivate and mark a Workload; see the port. One that has finished is as good as gone."""
+        body = await self._read_workload(pool, workload)
+        if body is None or _has_finished(body) or (_mark(body) == mark and not _active(body)):
             return
-        body = await self._find(workload)
-        if body is None or (read_mark(body["metadata"].get("annotations") or {}) == mark and not _active(body)):
-            return
-        raise _moved_on(workload, seen)
+        await self._change(body, mark, seen, active=False)
 
     async def resume(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
         """Reactivate a Workload that this Loan has stopped, and mark it; see the port."""
-        body, _ = await asyncio.gather(self._find(workload), self._refuse_in_fail_safe(pool))
-        if body is None:
+        body = await self._read_workload(pool, workload)
+        if body is None or _has_finished(body) or (_mark(body) == mark and _active(body)):
             return
-        before = read_mark(body["metadata"].get("annotations") or {})
-        if before == mark and _active(body):
-            return
+        before = _mark(body)
         if before is None or (before.loan, before.step) != (mark.loan, "stop"):
             fact = f"bears the mark of {before.loan!r}, step {before.step!r}" if before else "bears no mark"
-            raise ConflictError(f"{_named(workload)} {fact}; only what {mark.loan!r} has stopped is resumed by it")
+            raise ConflictError(f"{_named(body)} {fact}; only what {mark.loan!r} has stopped is resumed by it")
         if cause := _deactivated_by_kueue(body):
-            raise ConflictError(f"{_named(workload)} was deactivated by Kueue itself ({cause}); it stays so")
-        if body["metadata"]["resourceVersion"] != seen or not await self._change(workload, mark, seen, active=True):
-            raise _moved_on(workload, seen)
+            raise ConflictError(f"{_named(body)} was deactivated by Kueue itself ({cause}); it stays so")
+        await self._change(body, mark, seen, active=True)
 
-    async def _change(self, workload: WorkloadKey, mark: Mark, seen: str, *, active: bool) -> bool:
-        """Write `active` and mark in one patch; False where the Workload is gone or moved on."""
+    async def _change(self, body: Object, mark: Mark, seen: str, *, active: bool) -> None:
+        """Write `active` and mark in one patch, against the version that the decision rests on."""
+        metadata = body["metadata"]
+        moved_on = f"{_named(body)} has changed since version {seen!r}; read it again and decide again"
+        if metadata["resourceVersion"] != seen:
+            raise ConflictError(moved_on)
         change = {"metadata": {"annotations": {MARK_ANNOTATION: write_mark(mark)}}, "spec": {"active": active}}
         try:
-            written = await self._connection.patch(WORKLOAD, workload.name, workload.namespace, change, version=seen)
-        except (ConflictError, ApiNotFoundError):
-            return False
+            written = await self._connection.patch(
+                WORKLOAD, metadata["name"], metadata["namespace"], change, version=seen
+            )
+        except ConflictError as error:
+            raise ConflictError(moved_on) from error
+        except ApiNotFoundError:
+            return
         self._absorb(WORKLOAD, written)
-        return True
 
-    async def _find(self, workload: WorkloadKey) -> Object | None:
-        """Return the Workload, or None when it is gone; another one of its name is not it."""
-        body = await self._connection.get(WORKLOAD, workload.name, workload.namespace)
+    async def _read_workload(self, pool: str, workload: WorkloadKey) -> Object | None:
+        """Return the Workload, or None when it is gone; another one of its name is not it. Refuses in the fail-safe."""
+        cohort, body = await asyncio.gather(
+            self._connection.get(COHORT, cohort_name(pool)),
+            self._connection.get(WORKLOAD, workload.name, workload.namespace),
+        )
+        _refuse_in_fail_safe(pool, cohort)
         return body if body is not None and body["metadata"]["uid"] == workload.uid else None
-
-    async def _refuse_in_fail_safe(self, pool: str) -> None:
-        _refuse_in_fail_safe(pool, await self._connection.get(COHORT, cohort_name(pool)))
 
 
 def _refuse_in_fail_safe(pool: str, cohort: Object | None) -> None:
@@ -128,17 +130,25 @@ def _active(body: Object) -> bool:
     return body["spec"].get("active") is not False
 
 
+def _mark(body: Object) -> Mark | None:
+    return read_mark(body["metadata"].get("annotations") or {})
+
+
+def _has_finished(body: Object) -> bool:
+    return _condition(body, "Finished") is not None
+
+
 def _deactivated_by_kueue(body: Object) -> str:
-    for condition in (body.get("status") or {}).get("conditions") or ():
-        if condition["type"] == "Evicted" and condition["status"] == "True":
-            reason = str(condition.get("reason") or "")
-            return reason if reason.startswith("DeactivatedDueTo") else ""
-    return ""
+    """Return why Kueue itself deactivated a Workload; empty where it did not. Ours reads plain `Deactivated`."""
+    reason = str((_condition(body, "Evicted") or {}).get("reason") or "")
+    return reason if reason.startswith("DeactivatedDueTo") else ""
 
 
-def _moved_on(workload: WorkloadKey, seen: str) -> ConflictError:
-    return ConflictError(f"{_named(workload)} has changed since version {seen!r}; read it again and decide again")
+def _condition(body: Object, kind: str) -> Object | None:
+    """Return a condition while it is True."""
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == kind and each["status"] == "True"), None)
 
 
-def _named(workload: WorkloadKey) -> str:
-    return f"Workload '{workload.namespace}/{workload.name}'"
+def _named(body: Object) -> str:
+    return f"Workload '{body['metadata']['namespace']}/{body['metadata']['name']}'"

@@ -1,0 +1,81 @@
+"""The bank as it runs in production, beside a lab: worker and controller processes, Temporal, PostgreSQL, Kueue."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpubank.adapters.ledger import SqlLedger
+from gpubank.client import BankClient
+from gpubank.domain.errors import BackendError
+from gpubank.embedded.devserver import DevServer
+from gpubank.lab import Lab
+from gpubank.lab.bank import LabBank, install
+from gpubank.settings import TemporalSettings
+from tests.contract.kueue_world import kueue_world
+from tests.support.bank import Bank
+from workflows import attributes
+
+
+@dataclass
+class RunningBank:
+    """A bank that serves every pool of one lab."""
+
+    lab: Lab
+    processes: LabBank
+    client: BankClient
+    ledger: SqlLedger
+    _leaving: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def pool(self, folder: Path) -> AsyncIterator[Bank]:
+        """Open a pool for one scenario; what it leaves is cleared away in the background, while the next one runs."""
+        stack = AsyncExitStack()
+        world = await stack.enter_async_context(kueue_world(self.lab))
+        bank = Bank(world, self.client, self.ledger, folder, world.add_namespace)
+        try:
+            yield bank
+        finally:
+            await bank.stop_auditing()
+            self._leaving.append(asyncio.create_task(_leave(bank, stack)))
+        self.processes.check()
+
+    async def end(self) -> None:
+        """Wait until every scenario has cleared up."""
+        await asyncio.gather(*self._leaving)
+
+
+async def _leave(bank: Bank, stack: AsyncExitStack) -> None:
+    async with stack:
+        await bank.leave()
+
+
+@asynccontextmanager
+async def running_bank(lab: Lab, ledger_url: str, folder: Path) -> AsyncIterator[RunningBank]:
+    """Install the bank in a lab and run it until the block ends."""
+    async with AsyncExitStack() as stack:
+        await asyncio.to_thread(install, lab)
+        server = await stack.enter_async_context(
+            DevServer(folder / "temporal", search_attributes=attributes.KINDS, persistent=False)
+        )
+        client = await connected(server.address)
+        ledger = await stack.enter_async_context(await SqlLedger.open(ledger_url))
+        processes = LabBank(lab, temporal=server.address, ledger=ledger_url, folder=folder)
+        stack.push_async_callback(asyncio.to_thread, processes.stop)
+        await asyncio.to_thread(processes.start)
+        bank = RunningBank(lab, processes, client, ledger)
+        stack.push_async_callback(bank.end)
+        yield bank
+
+
+async def connected(address: str, seconds: float = 30) -> BankClient:
+    """Connect to Temporal as soon as it answers."""
+    end = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            return await BankClient.connect(TemporalSettings(address=address))
+        except BackendError:
+            if asyncio.get_running_loop().time() > end:
+                raise
+            await asyncio.sleep(0.1)

@@ -1,0 +1,422 @@
+"""A bank in a known state for the tests of the command line: real books in SQLite, a cluster and a Temporal of records.
+
+    search holds 8 of ads and 4 of the surplus (train), wants 4 of ads back from tune, has parked sweep, waits for next;
+    ads waits for 8 GPUs and must approve; probe of search has ended
+
+Every time is fixed, so that what is printed can be compared as a whole.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpubank.adapters.ledger import SqlLedger
+from gpubank.cli.door import Door
+from gpubank.client import LoanRow, NoSuchProcessError, ReclaimRow
+from gpubank.domain.contract import Side, borrow_queue, own_queue
+from gpubank.domain.demand import DemandKind
+from gpubank.domain.errors import BackendError
+from gpubank.domain.facts import PoolFacts, QueueFacts, WorkloadFacts
+from gpubank.domain.loan import SURPLUS, Line, LineState, WorkloadKey
+from gpubank.domain.policy import OnCheckpointFailure
+from gpubank.domain.recall import (
+    CheckpointSummary,
+    Decision,
+    DemandProgress,
+    Extension,
+    LoanPhase,
+    LoanState,
+    RecallOrder,
+    ReclaimPhase,
+    ReclaimState,
+    TermRecord,
+    VictimProgress,
+    loan_id,
+    reclaim_id,
+)
+from gpubank.domain.transaction import (
+    CapacityChange,
+    DemandOpening,
+    GuaranteeChange,
+    Move,
+    Offer,
+    Transaction,
+)
+from gpubank.settings import Settings
+
+NINE = datetime(2026, 5, 4, 9, tzinfo=UTC)
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+"""No test waits so long that this is overdue."""
+
+CLUSTER, POOL = "local", "h100"
+RECLAIM = reclaim_id(CLUSTER, POOL, "ads")
+DEMAND = f"{POOL}/ads/Workload/u-serve"
+SAVED = CheckpointSummary(uri="s3://ckpt/tune/manifest.json", step=4200, verified_at=NINE, request_id="r-1")
+
+
+def at(minutes: float) -> datetime:
+    """An instant, counted from nine o'clock."""
+    return NINE + timedelta(minutes=minutes)
+
+
+def job(name: str, namespace: str = "search") -> WorkloadKey:
+    """The Workload of a job."""
+    return WorkloadKey(uid=f"u-{name}", namespace=namespace, name=f"job-{name}-1a2b", job=f"Job/{name}")
+
+
+def loan(name: str) -> str:
+    """Workflow id of a job's loan."""
+    return loan_id(CLUSTER, f"u-{name}")
+
+
+class FakeCluster:
+    """`Cluster` on plain objects."""
+
+    def __init__(self, objects: Sequence[dict[str, Any]], *, user: str | None = None) -> None:
+        self.objects = list(objects)
+        self.user = user
+        self.applied: list[dict[str, Any]] = []
+        self.broken = False
+
+    async def list(self, kind: str) -> Sequence[dict[str, Any]]:
+        return [item for item in self.objects if item["kind"] == kind]
+
+    async def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        items = await self.list(kind)
+        return next((item for item in items if item["metadata"]["name"] == name), None)
+
+    async def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.applied.append(dict(body))
+        return dict(body)
+
+    async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
+        return await self.get(kind, name, namespace) is not None
+
+    async def observe(self, pool: str) -> PoolFacts:
+        if self.broken:
+            raise BackendError(f"pool {pool!r} has no flavor; wait for the controller")
+        return facts()
+
+    async def whoami(self) -> str | None:
+        return self.user
+
+
+class FakeProcesses:
+    """`Processes` on records; remembers what was ordered."""
+
+    def __init__(self) -> None:
+        self.rows = loan_rows()
+        self.states = loan_states()
+        self.reclaim_rows = [
+            ReclaimRow(
+                reclaim=RECLAIM,
+                running=True,
+                phase=ReclaimPhase.AWAITING_APPROVAL,
+                cluster=CLUSTER,
+                pool=POOL,
+                lender="ads",
+                gpus=8,
+                needs_approval=True,
+                due_at=FAR,
+                started_at=at(30),
+            )
+        ]
+        self.reclaim_states = {RECLAIM: reclaim_state()}
+        self.orders: list[tuple[str, str, Extension | Decision]] = []
+        self.refusal: Exception | None = None
+        self.down = ""
+        """Why Temporal does not answer; empty while it does."""
+        self.workers_down = False
+
+    async def loans(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        borrower: str | None = None,
+        running_only: bool = True,
+        limit: int = 500,
+    ) -> Sequence[LoanRow]:
+        self._answer()
+        return [row for row in self.rows if row.running or not running_only]
+
+    async def reclaims(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        lender: str | None = None,
+        running_only: bool = True,
+        limit: int = 500,
+    ) -> Sequence[ReclaimRow]:
+        self._answer()
+        return [row for row in self.reclaim_rows if row.running or not running_only]
+
+    async def loan_state(self, loan: str) -> LoanState:
+        self._answer()
+        if self.workers_down:
+            raise BackendError(f"loan {loan!r}: Temporal does not answer (DEADLINE_EXCEEDED): no worker")
+        if loan not in self.states:
+            raise NoSuchProcessError(f"loan {loan!r} is not there")
+        return self.states[loan]
+
+    async def reclaim_state(self, reclaim: str) -> ReclaimState:
+        self._answer()
+        if reclaim not in self.reclaim_states:
+            raise NoSuchProcessError(f"reclaim {reclaim!r} is not there")
+        return self.reclaim_states[reclaim]
+
+    async def extend(self, loan: str, extension: Extension) -> LoanState:
+        self._order("extend", loan, extension)
+        state = self.states[loan]
+        assert state.deadline is not None
+        return state.model_copy(update={"deadline": state.deadline + extension.by})
+
+    async def return_now(self, loan: str, decision: Decision) -> LoanState:
+        self._order("return", loan, decision)
+        return self.states[loan]
+
+    async def approve(self, reclaim: str, decision: Decision) -> ReclaimState:
+        self._order("approve", reclaim, decision)
+        return self.reclaim_states[reclaim]
+
+    async def deny(self, reclaim: str, decision: Decision) -> ReclaimState:
+        self._order("deny", reclaim, decision)
+        return self.reclaim_states[reclaim]
+
+    def _order(self, verb: str, subject: str, message: Extension | Decision) -> None:
+        self._answer()
+        if self.refusal is not None:
+            raise self.refusal
+        self.orders.append((verb, subject, message))
+
+    def _answer(self) -> None:
+        if self.down:
+            raise BackendError(self.down)
+
+
+class Bench:
+    """The bank that the commands find behind their door."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.cluster = FakeCluster(objects())
+        self.processes = FakeProcesses()
+
+    @asynccontextmanager
+    async def open_door(self, settings: Settings) -> AsyncIterator[Door]:
+        temporal = settings.temporal.model_copy(update={"ui_url": "http://127.0.0.1:8233"})
+        known = settings.model_copy(update={"temporal": temporal})
+        async with await SqlLedger.open(self.url, upgrade=False) as ledger:
+            yield Door(known, self.cluster, ledger, self.processes)
+
+
+# ---- books
+
+
+async def fill(url: str) -> None:
+    """Write the books."""
+    async with await SqlLedger.open(url, clock=lambda: at(60)) as ledger:
+        guarantees = tuple(
+            GuaranteeChange(group=name, version=0, in_force=gpus) for name, gpus in (("ads", 24), ("search", 8))
+        )
+        await ledger.commit(_tx("founding", -60, capacity=CapacityChange(capacity=36), guarantees=guarantees))
+        await _lend(ledger, "probe", -50, ads=2)
+        await _end(ledger, "probe", -40, "the job finished")
+        await _lend(ledger, "sweep", -30, ads=4)
+        await _end(ledger, "sweep", -10, "ads waits for 4 GPUs")
+        await _lend(ledger, "train", 0, ads=8, pool=4)
+        tune = await _lend(ledger, "tune", 5, ads=4)
+        opening = DemandOpening(
+            demand_id=DEMAND,
+            lender="ads",
+            kind=DemandKind.WORKLOAD,
+            gpus=8,
+            workload=job("serve", "ads"),
+            due_at=FAR,
+            reason="job-serve-1a2b of ads waits for 8 GPUs",
+        )
+        await ledger.commit(_tx("demand", 30, openings=(opening,)))
+        recall = tuple(
+            _move(line, LineState.RECALLED, demand=DEMAND, reason="ads waits for 8 GPUs") for line in tune
+        )
+        await ledger.commit(_tx("recall/tune", 31, moves=recall))
+        await ledger.commit(_tx("offer/next", 32, offers=(_offer("next", "search", 2),)))
+        await ledger.note(
+            key="extend",
+            at=at(33),
+            actor=loan("tune"),
+            subject=loan("tune"),
+            action="extend",
+            detail={"by": "5m", "identity": "mia"},
+        )
+
+
+def _tx(key: str, minutes: float, **writes: Any) -> Transaction:
+    return Transaction(key=key, cluster=CLUSTER, pool=POOL, at=at(minutes), actor="controller", note=key, **writes)
+
+
+def _offer(name: str, lender: str, gpus: int) -> Offer:
+    return Offer(lender=lender, borrower="search", gpus=gpus, workload=job(name), term=1)
+
+
+def _move(line: Line, state: LineState, **fields: Any) -> Move:
+    return Move(line_id=line.line_id, version=line.version, from_state=line.state, to_state=state, **fields)
+
+
+async def _lend(ledger: SqlLedger, name: str, minutes: float, **lenders: int) -> Sequence[Line]:
+    offers = tuple(_offer(name, SURPLUS if lender == "pool" else lender, gpus) for lender, gpus in lenders.items())
+    books = await ledger.commit(_tx(f"offer/{name}", minutes, offers=offers))
+    moves = tuple(_move(line, LineState.GRANTED) for line in books.lines_of(f"u-{name}"))
+    books = await ledger.commit(_tx(f"grant/{name}", minutes + 0.1, moves=moves))
+    return books.lines_of(f"u-{name}")
+
+
+async def _end(ledger: SqlLedger, name: str, minutes: float, reason: str) -> None:
+    for number, state in enumerate((LineState.RECALLED, LineState.RETURNED)):
+        lines = (await ledger.books(CLUSTER, POOL)).lines_of(f"u-{name}")
+        moves = tuple(_move(line, state, reason=reason) for line in lines)
+        await ledger.commit(_tx(f"{state}/{name}", minutes + number / 10, moves=moves))
+
+
+# ---- processes
+
+
+def loan_rows() -> list[LoanRow]:
+    """What Temporal lists."""
+
+    def row(name: str, phase: LoanPhase, gpus: int, **fields: Any) -> LoanRow:
+        return LoanRow(
+            loan=loan(name),
+            running=phase is not LoanPhase.CLOSED,
+            phase=phase,
+            cluster=CLUSTER,
+            pool=POOL,
+            borrower="search",
+            workload=f"search/{name}",
+            gpus=gpus,
+            **fields,
+        )
+
+    return [
+        row("tune", LoanPhase.CHECKPOINTING, 4, started_at=at(5), wanted_by="ads", due_at=at(41), lenders=("ads",)),
+        row("train", LoanPhase.ACTIVE, 12, started_at=at(0), lenders=("ads", "pool")),
+        row("sweep", LoanPhase.PARKED, 4, started_at=at(-30), lenders=("ads",)),
+        row("probe", LoanPhase.CLOSED, 2, started_at=at(-50), lenders=("ads",)),
+    ]
+
+
+def loan_states() -> dict[str, LoanState]:
+    """What Loans answer."""
+    order = RecallOrder(
+        reclaim=RECLAIM,
+        demand=DEMAND,
+        lender="ads",
+        kind="Workload",
+        reason="ads waits for 8 GPUs",
+        line_ids=("h100-5",),
+        needs_checkpoint=True,
+        on_checkpoint_failure=OnCheckpointFailure.PROTECT,
+        deadline=at(41),
+        latest_deadline=at(61),
+    )
+    running = TermRecord(term=1, started_at=at(0), gpus=12, lenders=("ads", "pool"))
+    parked = TermRecord(
+        term=1,
+        started_at=at(-30),
+        ended_at=at(-9.5),
+        gpus=4,
+        lenders=("ads",),
+        ended_because="ads waits for 4 GPUs",
+        checkpoint=SAVED,
+    )
+    return {
+        loan("train"): LoanState(gpus=12, lenders=("ads", "pool"), history=(running,), note="runs on borrowed GPUs"),
+        loan("tune"): LoanState(
+            phase=LoanPhase.CHECKPOINTING,
+            gpus=4,
+            lenders=("ads",),
+            recalls=1,
+            orders=(order,),
+            deadline=at(41),
+            checkpoint=SAVED,
+            last_step=4200,
+            note="asked to save",
+            history=(TermRecord(term=1, started_at=at(5), gpus=4, lenders=("ads",)),),
+        ),
+        loan("sweep"): LoanState(
+            phase=LoanPhase.PARKED, gpus=4, lenders=("ads",), history=(parked,), checkpoint=SAVED, note="stopped"
+        ),
+        loan("probe"): LoanState(
+            phase=LoanPhase.CLOSED,
+            gpus=2,
+            finished=True,
+            history=(
+                TermRecord(
+                    term=1,
+                    started_at=at(-50),
+                    ended_at=at(-40),
+                    gpus=2,
+                    lenders=("ads",),
+                    ended_because="the job finished or is gone",
+                ),
+            ),
+        ),
+    }
+
+
+def reclaim_state() -> ReclaimState:
+    """What the Reclaim of ads answers."""
+    victim = VictimProgress(workload=job("tune"), borrower="search", gpus=4)
+    demand = DemandProgress(
+        demand=DEMAND,
+        phase=ReclaimPhase.AWAITING_APPROVAL,
+        gpus=8,
+        reason="job-serve-1a2b of ads waits for 8 GPUs",
+        due_at=FAR,
+        victims=(victim,),
+    )
+    return ReclaimState(phase=ReclaimPhase.AWAITING_APPROVAL, demands=(demand,))
+
+
+# ---- cluster
+
+
+def objects() -> list[dict[str, Any]]:
+    """The pool, its groups and their policies."""
+
+    def body(kind: str, name: str, spec: dict[str, Any], namespace: str = "") -> dict[str, Any]:
+        metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+        return {"apiVersion": "platform.aik8s.run/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+    shares = [{"businessGroup": "ads", "guaranteed": 24}, {"businessGroup": "search", "guaranteed": 8, "maxBorrow": 24}]
+    return [
+        body("GPUPool", POOL, {"capacity": 36, "shares": shares}),
+        body("BusinessGroup", "ads", {"owner": "ben", "admins": ["ben", "eva"], "namespaces": ["ads"]}),
+        body("BusinessGroup", "search", {"owner": "mia", "namespaces": ["search"]}),
+        body("GPUQuotaPolicy", "ads", {"businessGroup": "ads", "resourcePool": POOL, "guaranteed": 24}, "ads"),
+        body(
+            "GPUQuotaPolicy",
+            "search",
+            {"businessGroup": "search", "resourcePool": POOL, "guaranteed": 8, "borrowLimit": 24},
+            "search",
+        ),
+    ]
+
+
+def facts() -> PoolFacts:
+    """What the scheduler sees."""
+    queues = [
+        QueueFacts(name=queue(group, POOL), group=group, kind=side, nominal=nominal, reserved=reserved)
+        for group, side, queue, nominal, reserved in (
+            ("ads", Side.OWN, own_queue, 8, 4),
+            ("ads", Side.BORROW, borrow_queue, 0, 0),
+            ("search", Side.OWN, own_queue, 6, 3),
+            ("search", Side.BORROW, borrow_queue, 12, 16),
+        )
+    ]
+    waiting = WorkloadFacts(
+        key=job("serve", "ads"), group="ads", kind=Side.OWN, gpus=8, created_at=at(30), waiting_since=at(30)
+    )
+    return PoolFacts(cluster=CLUSTER, pool=POOL, at=at(35), queues=tuple(queues), workloads=(waiting,))
