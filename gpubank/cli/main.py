@@ -33,6 +33,7 @@ class Root(LazyGroup):
         Entry("ledger", f"{_FOLDER}.ledger:app", "The ledger: postings, audit trail, and whether they hold."),
         Entry("doctor", f"{_FOLDER}.doctor:doctor", "Check everything that the bank needs, and say what to do."),
         Entry("lab", f"{_FOLDER}.lab:app", "A real control plane on this machine: etcd, Kubernetes, Kueue, fake GPUs."),
+        Entry("nodeagent", f"{_FOLDER}.nodeagent:app", "What the node agent makes of a node's GPUs."),
         Entry("hook", f"{_FOLDER}.hook:app", "The checkpoint hook for training images."),
         Entry("config", f"{_FOLDER}.config:app", "The effective settings."),
         Entry("schema", f"{_FOLDER}.schema:app", "CRDs, JSON Schema and reference pages, rendered from the models."),

@@ -90,8 +90,7 @@ def _check_raised(desk: Desk, demand: Demand, workload: WorkloadFacts) -> None:
 def follow_own_work(desk: Desk) -> None:
     """Withdraw offers that own work needs, pledge what is free, and open demands for the rest."""
     for group in desk.groups:
-        raised = sum(d.gpus for d in desk.demands_of(group, DemandKind.WORKLOAD) if d.state is DemandState.RAISED)
-        left = _Left(max(desk.free(group) - raised, 0))
+        left = _Left(max(desk.free(group) - desk.raised(group), 0))
         for workload in desk.owed(group):
             _serve(desk, group, workload, left)
 

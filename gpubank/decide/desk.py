@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import Demand, DemandKind
+from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import PoolFacts, QueueFacts, Wait, WorkloadFacts
 from gpubank.domain.loan import SURPLUS, Line, LineState
 from gpubank.domain.terms import GroupTerms, PoolTerms
@@ -116,15 +116,30 @@ class Desk:
         return queue.reserved if queue is not None else 0
 
     def fenced(self, group: str, kind: Side, revision: int) -> bool:
-        """Whether no running admission cycle can still use a quota older than `revision`; surplus has no queue."""
+        """Whether no running admission cycle can still use a quota older than `revision`; surplus has no queue.
+
+        A stamp that the books have not reached says nothing: it is from before the ledger was restored from a backup.
+        """
         if group == SURPLUS:
             return True
         queue = self._by_queue.get((group, kind))
-        return queue is not None and queue.fenced >= revision
+        return queue is not None and queue.stamp <= self.books.revision and queue.fenced >= revision
 
     def free(self, group: str) -> int:
         """GPUs of the group's own queue that nobody has; negative where it has admitted more than its quota."""
         return self.books.own_nominal(group) - self.reserved(group, Side.OWN)
+
+    def raised(self, lender: str) -> int:
+        """GPUs in the group's own queue that were given back to its demands, and that they have not taken yet."""
+        return sum(
+            demand.gpus
+            for demand in self.demands_of(lender, DemandKind.WORKLOAD)
+            if demand.state is DemandState.RAISED and not self._admitted(demand)
+        )
+
+    def _admitted(self, demand: Demand) -> bool:
+        workload = self.workload(demand.workload.uid) if demand.workload is not None else None
+        return workload is not None and workload.reserved
 
     def of_side(self, kind: Side) -> tuple[WorkloadFacts, ...]:
         """Workloads of all queues of one kind that have not finished."""

@@ -31,10 +31,26 @@ def follow_placement(desk: Desk) -> None:
             _open(desk, workload, missing)
         elif demand.state is DemandState.PARTIAL and desk.lasted(demand.moved_at or demand.opened_at, TRY_AGAIN):
             change(desk, demand, DemandState.OPEN, "it is tried again")
+        elif demand.state is DemandState.RAISED and desk.lasted(demand.moved_at or demand.opened_at, PATIENCE):
+            _look_again(desk, demand, workload, missing)
+
+
+def _look_again(desk: Desk, demand: Demand, workload: WorkloadFacts, missing: int) -> None:
+    """Somebody else was placed where room was made for it."""
+    if _would_help(desk, _opening(desk, workload, missing)):
+        change(desk, demand, DemandState.OPEN, "its nodes were taken by somebody else", gpus=missing * pod_size(workload))
+    else:
+        change(desk, demand, DemandState.PARTIAL, "its pods are on no nodes, and no stop would place them")
 
 
 def _open(desk: Desk, workload: WorkloadFacts, missing: int) -> None:
-    opening = DemandOpening(
+    opening = _opening(desk, workload, missing)
+    if _would_help(desk, opening):
+        desk.write(f"demand/{opening.demand_id}", opening.reason, openings=[opening])
+
+
+def _opening(desk: Desk, workload: WorkloadFacts, missing: int) -> DemandOpening:
+    return DemandOpening(
         demand_id=demand_id(desk, workload.group, DemandKind.PLACEMENT, workload.key.uid),
         lender=workload.group,
         kind=DemandKind.PLACEMENT,
@@ -44,8 +60,6 @@ def _open(desk: Desk, workload: WorkloadFacts, missing: int) -> None:
         due_at=desk.now + desk.terms.max_time_to_return,
         reason=f"{workload.key.name} of {workload.group} is admitted, and no node has room for {missing} of its pods",
     )
-    if _would_help(desk, opening):
-        desk.write(f"demand/{opening.demand_id}", opening.reason, openings=[opening])
 
 
 def _would_help(desk: Desk, opening: DemandOpening) -> bool:
@@ -57,6 +71,7 @@ def _would_help(desk: Desk, opening: DemandOpening) -> bool:
         **opening.model_dump(exclude={"workload"}, by_alias=False),
         workload=opening.workload,
     )
-    trial = desk.books.model_copy(update={"demands": (*desk.books.demands, demand)})
+    others = tuple(other for other in desk.books.demands if other.demand_id != demand.demand_id)
+    trial = desk.books.model_copy(update={"demands": (*others, demand)})
     plan = plan_recall(desk.facts, trial, desk.terms, demand.demand_id, now=desk.now)
     return plan.complete and bool(plan.victims)

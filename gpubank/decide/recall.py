@@ -157,12 +157,7 @@ class _Planner:
     def _keep_idle(self) -> None:
         if self._demand.kind is not DemandKind.WORKLOAD:
             return
-        raised = sum(
-            d.gpus
-            for d in self._desk.demands_of(self._demand.lender, DemandKind.WORKLOAD)
-            if d.state is DemandState.RAISED
-        )
-        free = max(self._desk.free(self._demand.lender) - raised, 0)
+        free = max(self._desk.free(self._demand.lender) - self._desk.raised(self._demand.lender), 0)
         self._idle += min(free, max(self._demand.gpus - self._idle, 0))
         self._cuts.keep_idle(self._demand, self._idle)
 
@@ -187,7 +182,10 @@ class _Planner:
         for line in self._desk.lines(LineState.CLOSING, LineState.RECALLED, LineState.GRANTED):
             unused = line.state is LineState.CLOSING or self._left_behind(line) or self._unused(line)
             part = min(line.gpus, self._left)
-            if part <= 0 or not unused or line.demand is not None or not self._teller.counts(line):
+            if part <= 0 or not unused or not self._teller.counts(line):
+                continue
+            # What ended by itself after it was pledged to this demand comes back as well: nobody is stopped in its place.
+            if line.line_id in self._on_their_way or not self._teller.free_of(line):
                 continue
             piece = self._cuts.cut(line.line_id, part)
             self._on_their_way.add(piece)

@@ -114,6 +114,9 @@ class DemandChange(Message):
     idle: GpuCount | None = None
     """Own quota kept free for it; an ended demand keeps none."""
 
+    due_at: AwareDatetime | None = None
+    """When it is overdue, where it is tried anew; kept where None."""
+
     reason: str = ""
 
 

@@ -9,7 +9,7 @@
 A mistake is refused with the field, the value, the rule and the remedy; there is no half-read file.
 """
 
-import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from gpubank.domain.base import ApiModel, LabelValue, broken, first_twice
 from gpubank.domain.device import CLASS_PATTERN, FULL, PARTITION_PATTERN, RESOURCE_PREFIX, UNKNOWN_CLASS, Sharing
+from gpubank.domain.errors import PolicyError
 from gpubank.domain.refusal import read
 from nodeagent.classes.facts import normalised, split_mig
 from nodeagent.classes.rulebook import DeviceClass, Rulebook
@@ -120,7 +121,7 @@ class DeviceClassRules(ApiModel):
                 holders.setdefault(normalised(product), []).append(rule)
         for product, rules in holders.items():
             rules.sort(key=lambda rule: (rule.memory_mib.min, rule.name))
-            for low, high in zip(rules, rules[1:], strict=False):
+            for low, high in pairwise(rules):
                 if low.memory_mib.max >= high.memory_mib.min:
                     raise broken(
                         f"product {product!r} is in {low.name!r} and {high.name!r}, whose memory bands overlap",
@@ -167,11 +168,14 @@ def parse(text: str, source: str = RULES_KEY) -> Rulebook:
         data = body.get("data")
         inner = data.get(RULES_KEY) if isinstance(data, dict) else None
         if not isinstance(inner, str):
-            raise broken(f"a ConfigMap holds the rules under data['{RULES_KEY}']", "write them there")
+            raise PolicyError(
+                f"rules file {source!r} is a ConfigMap without data['{RULES_KEY}']; write the rules there"
+            )
         body = read_mapping(inner, f"{source}[{RULES_KEY}]", "rules file")
     return read(DeviceClassRules, body).rulebook()
 
 
-def is_profile(text: str) -> bool:
-    """Whether a text is a partition that rules can publish."""
-    return re.fullmatch(PARTITION_PATTERN, text) is not None
+def as_configmap(text: str) -> str:
+    """Write rules as the ConfigMap that the agent mounts."""
+    head = f"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: gpubank-device-classes\ndata:\n  {RULES_KEY}: |\n"
+    return head + "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines())

@@ -238,9 +238,7 @@ async def fill(url: str) -> None:
             reason="job-serve-1a2b of ads waits for 8 GPUs",
         )
         await ledger.commit(_tx("demand", 30, openings=(opening,)))
-        recall = tuple(
-            _move(line, LineState.RECALLED, demand=DEMAND, reason="ads waits for 8 GPUs") for line in tune
-        )
+        recall = tuple(_move(line, LineState.RECALLED, demand=DEMAND, reason="ads waits for 8 GPUs") for line in tune)
         await ledger.commit(_tx("recall/tune", 31, moves=recall))
         await ledger.commit(_tx("offer/next", 32, offers=(_offer("next", "search", 2),)))
         await ledger.note(

@@ -75,7 +75,9 @@ def test_a_loan_is_shown_with_terms_lines_audit_trail_and_where_to_look(bench: B
     assert "ads waits for 4 GPUs  step 4200 s3://ckpt/tune/manifest.json" in text
     assert "Recalled/sweep" in text, "the audit trail tells of the recall"
     wanted = call("loan", "show", "tune").stdout
-    assert f"Wanted by:  ads, notice ends 2026-05-04 09:41:00Z: ads waits for 8 GPUs (h100/ads/Workload/u-serve)" in wanted
+    assert (
+        "Wanted by:  ads, notice ends 2026-05-04 09:41:00Z: ads waits for 8 GPUs (h100/ads/Workload/u-serve)" in wanted
+    )
     assert "by: 5m; identity: mia" in wanted
 
 

@@ -56,7 +56,9 @@ def test_a_recall_is_shown_with_demands_victims_and_where_to_look(bench: Bench, 
     assert "Approval: awaited of ben, eva" in lines
     assert "AwaitingApproval: 8 GPUs for ads/serve, due 2100-01-01 00:00:00Z" in lines
     assert "search/tune search 4 Checkpointing - -" in lines
-    assert any(line.startswith("Temporal: http://127.0.0.1:8233/namespaces/default/workflows/reclaim%2F") for line in lines)
+    assert any(
+        line.startswith("Temporal: http://127.0.0.1:8233/namespaces/default/workflows/reclaim%2F") for line in lines
+    )
 
 
 def test_what_a_victim_answered_is_shown(bench: Bench, call: Call) -> None:
@@ -174,6 +176,8 @@ def test_a_dry_run_freezes_nothing(bench: Bench, call: Call) -> None:
     assert bench.cluster.applied == []
 
 
-@pytest.mark.parametrize("words", [("--reason", "x"), ("h100", "--all", "--reason", "x"), ("h100", "-r", "x", "--for", "0s")])
+@pytest.mark.parametrize(
+    "words", [("--reason", "x"), ("h100", "--all", "--reason", "x"), ("h100", "-r", "x", "--for", "0s")]
+)
 def test_a_freeze_of_nothing_or_for_no_time_is_a_usage_error(bench: Bench, call: Call, words: tuple[str, ...]) -> None:
     assert call("freeze", *words).exit_code == 2

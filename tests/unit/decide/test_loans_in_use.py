@@ -283,3 +283,67 @@ def test_a_step_on_the_same_facts_decides_the_same(model: Model) -> None:
         update={"workloads": facts.workloads[::-1], "nodes": facts.nodes[::-1], "queues": facts.queues[::-1]}
     )
     assert step(facts, model.books, model.terms, model.now) == step(shuffled, model.books, model.terms, model.now)
+
+
+def test_a_loan_of_several_lenders_waits_for_every_fence() -> None:
+    model = Model(pool_terms(group_terms("a", 0), *(group_terms(g, 8) for g in "bc"), capacity=16), {"n0": 8, "n1": 8})
+    model.settle()
+    model.submit("x", "a", BORROW, 16)
+    model.step()
+    model.write()
+    model.queues["b", OWN].fenced = model.queues["b", OWN].stamp
+    model.step()
+    assert states(model, "x") == [("Offered", 8), ("Offered", 8)]
+    model.fence()
+    model.step()
+    assert states(model, "x") == [("Granted", 8), ("Granted", 8)]
+
+
+def test_a_novation_waits_for_the_new_lenders_fence_and_touches_no_job() -> None:
+    groups = (group_terms("a", 0), group_terms("b", 8), group_terms("c", 8))
+    model = Model(pool_terms(*groups, capacity=16), {"n0": 8, "n1": 8})
+    model.settle()
+    model.submit("busy", "c", OWN, 8)
+    model.settle()
+    running(model, "x", 8)
+    model.finish("busy")
+    model.submit("own", "b", OWN, 8)
+    model.now += timedelta(seconds=1)
+    model.step()
+    assert model.work().startswith("plan")
+    before = (model.jobs["x"].admitted_at, list(model.jobs["x"].nodes), model.queues["a", BORROW].nominal)
+    model.step()
+    assert [(line.lender, line.state.value) for line in model.books.lines] == [("b", "Granted"), ("c", "Offered")]
+    model.write()
+    model.step()
+    assert [(line.lender, line.state.value) for line in model.books.lines] == [("b", "Granted"), ("c", "Offered")]
+    model.fence()
+    model.step()
+    assert [(line.lender, line.state.value) for line in model.books.lines] == [("c", "Granted")]
+    assert model.books.lines[0].granted_at == model.now
+    model.settle()
+    assert model.jobs["own"].reserved
+    assert before == (model.jobs["x"].admitted_at, model.jobs["x"].nodes, model.queues["a", BORROW].nominal)
+
+
+def test_a_novation_is_withdrawn_when_the_new_lenders_own_job_comes_first() -> None:
+    groups = (group_terms("a", 0), group_terms("b", 8), group_terms("c", 8))
+    model = Model(pool_terms(*groups, capacity=16), {"n0": 8, "n1": 8})
+    model.settle()
+    model.submit("busy", "c", OWN, 8)
+    model.settle()
+    running(model, "x", 8)
+    model.finish("busy")
+    model.submit("own", "b", OWN, 8)
+    model.now += timedelta(seconds=1)
+    model.step()
+    model.work()
+    model.write()
+    model.submit("back", "c", OWN, 8)
+    model.admit(stale=True)
+    model.step()
+    assert [(line.lender, line.state.value, line.demand) for line in model.books.lines] == [("b", "Granted", None)]
+    model.settle()
+    assert model.jobs["own"].reserved
+    assert model.jobs["back"].reserved
+    assert not model.jobs["x"].active

@@ -1,0 +1,408 @@
+"""`gpubank doctor`: every check, well and ill."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.service import RPCError, RPCStatusCode
+from typer.testing import Result
+
+from gpubank.adapters.kubernetes.connection import Connection
+from gpubank.adapters.kubernetes.errors import ApiError, ApiNotFoundError
+from gpubank.adapters.kubernetes.kinds import Kind
+from gpubank.cli.checks import temporal
+from gpubank.cli.checks.cluster import RIGHTS, check_cluster
+from gpubank.cli.checks.finding import Check, Level, fail, ok
+from gpubank.cli.checks.ledger import check_ledger
+from gpubank.cli.checks.pools import pool_checks
+from gpubank.cli.cluster import KubernetesCluster
+from gpubank.domain.errors import BackendError
+from gpubank.domain.layout import LayoutProblem
+from gpubank.schema import KINDS, crd
+from gpubank.settings import Settings
+from tests.plugins.ledger import by_hand
+from workflows import attributes
+
+Call = Callable[..., Result]
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def said(checks: list[Check]) -> list[tuple[str, str, str]]:
+    return [(check.level.value, check.area, check.message) for check in checks]
+
+
+def bad(checks: list[Check]) -> list[Check]:
+    return [check for check in checks if check.level is not Level.OK]
+
+
+# ---- the command
+
+
+@pytest.fixture
+def embedded(home: Path, books: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """An embedded bank that answers as it is told."""
+    bank = SimpleNamespace(status={}, pools=[_pool(Ready="True")], temporal=[ok("temporal", "server 1.0")])
+    bank.status = {
+        "version": "0.1.0",
+        "pid": 7,
+        "temporal": "127.0.0.1:1",
+        "ui": "http://127.0.0.1:2",
+        "database": f"sqlite:///{books}",
+    }
+
+    class Client:
+        def __init__(self, socket: Path) -> None:
+            self.socket = socket
+
+        async def __aenter__(self) -> "Client":
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            return None
+
+        async def status(self) -> dict[str, Any]:
+            return dict(bank.status)
+
+        async def list(self, kind: str) -> list[dict[str, Any]]:
+            return list(bank.pools)
+
+    async def checked(settings: Settings) -> list[Check]:
+        assert settings.temporal.address == "127.0.0.1:1"
+        return list(bank.temporal)
+
+    monkeypatch.setattr("gpubank.adapters.embedded.EmbeddedClient", Client)
+    monkeypatch.setattr(temporal, "check_temporal", checked)
+    return bank
+
+
+def test_a_bank_in_order_passes_with_one_line_per_check(embedded: SimpleNamespace, call: Call) -> None:
+    result = call("doctor")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[:2] for line in result.stdout.splitlines()] == [
+        ["ok", "program"],
+        ["ok", "bank"],
+        ["ok", "temporal"],
+        ["ok", "ledger"],
+        ["ok", "ledger"],
+        ["ok", "pools"],
+    ]
+
+
+def test_a_check_that_fails_ends_with_1_and_says_what_to_do(embedded: SimpleNamespace, call: Call) -> None:
+    embedded.temporal = [fail("temporal", "no worker listens on task queue 'bank'", "start the worker")]
+    embedded.status["version"] = "0.0.9"
+    result = call("doctor")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert "FAIL  temporal  no worker listens on task queue 'bank'; start the worker" in lines
+    assert any(line.startswith("warn  bank      version 0.0.9") for line in lines)
+
+
+def test_the_report_as_json_is_for_programs(embedded: SimpleNamespace, call: Call) -> None:
+    item = json.loads(call("doctor", "-o", "json").stdout)
+    assert (item["mode"], item["ok"]) == ("embedded", True)
+    assert item["checks"][2] == {"area": "temporal", "level": "ok", "message": "server 1.0", "remedy": ""}
+    embedded.pools = []
+    assert call("doctor", "-o", "name").stdout.split()[-1] == "pools/warn"
+
+
+def test_a_bank_that_does_not_run_fails_and_nothing_is_made(home: Path, call: Call) -> None:
+    result = call("--state-dir", str(home / "state"), "doctor")
+    assert result.exit_code == 1
+    assert "FAIL  bank      no bank answers on" in result.stdout
+    assert not (home / "state").exists()
+
+
+def test_in_cluster_mode_every_part_is_checked_by_itself(
+    home: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(settings: Settings) -> list[Check]:
+        return [fail("temporal", "does not answer")]
+
+    monkeypatch.setattr(temporal, "check_temporal", down)
+    result = call("--mode", "cluster", "--kubeconfig", "/nowhere", "doctor")
+    assert result.exit_code == 1
+    failed = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("FAIL")]
+    assert failed == ["temporal", "ledger", "cluster"]
+    assert "set GPUBANK_LEDGER__URL" in result.stdout
+
+
+# ---- ledger
+
+
+async def test_a_ledger_in_order_is_named_with_its_version(books: Path) -> None:
+    first, second = await check_ledger(f"sqlite:///{books}")
+    assert first.message.startswith("SQLite 3.")
+    assert second.message == "schema 0001, as this program's; pools with books: 1"
+
+
+async def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    (check,) = await check_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    assert (check.level, check.remedy) == (Level.FAIL, "`gpubank up` or `gpubank ledger migrate` makes it")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_ledger_of_another_schema_fails_with_the_command_that_helps(books: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(books, tmp_path / "ledger.db")
+    await asyncio.to_thread(by_hand, f"sqlite:///{copy}", "UPDATE alembic_version SET version_num = '0000'")
+    (failed,) = bad(await check_ledger(f"sqlite:///{copy}"))
+    assert failed.message == "ledger schema is 0000, this program speaks 0001; run `gpubank ledger migrate`"
+
+
+async def test_a_ledger_url_that_nobody_reads_fails_without_its_password() -> None:
+    (check,) = await check_ledger("mysql://me:secret@db/ledger")
+    assert check.level is Level.FAIL
+    assert "secret" not in check.message
+    (unreachable,) = await check_ledger("postgresql://me:secret@127.0.0.1:1/ledger")
+    assert unreachable.level is Level.FAIL
+    assert "secret" not in unreachable.message
+
+
+# ---- Temporal
+
+
+class FakeTemporal:
+    """What the checks ask of Temporal's services."""
+
+    namespace = "default"
+
+    def __init__(self) -> None:
+        self.known = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL}
+        self.pollers = {"bank": ["w-1"], "cluster-local": ["w-1", "w-2"]}
+        self.refusals: dict[str, RPCError] = {}
+        self.workflow_service = self.operator_service = self
+
+    async def get_system_info(self, _: Any, *, timeout: Any) -> Any:
+        return SimpleNamespace(server_version="1.30.0")
+
+    async def describe_namespace(self, _: Any, *, timeout: Any) -> Any:
+        self._refuse("namespace")
+
+    async def list_search_attributes(self, _: Any, *, timeout: Any) -> Any:
+        self._refuse("attributes")
+        return SimpleNamespace(custom_attributes=self.known)
+
+    async def describe_task_queue(self, request: Any, *, timeout: Any) -> Any:
+        names = self.pollers.get(request.task_queue.name, [])
+        return SimpleNamespace(pollers=[SimpleNamespace(identity=name) for name in names])
+
+    def _refuse(self, what: str) -> None:
+        if what in self.refusals:
+            raise self.refusals[what]
+
+
+@pytest.fixture
+def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTemporal:
+    found = FakeTemporal()
+
+    async def connect(settings: Any) -> Any:
+        return SimpleNamespace(temporal=found)
+
+    monkeypatch.setattr(temporal, "BankClient", SimpleNamespace(connect=connect))
+    return found
+
+
+async def test_a_temporal_in_order_passes(server: FakeTemporal) -> None:
+    checks = await temporal.check_temporal(Settings.load())
+    assert bad(checks) == []
+    assert checks[0].message.startswith("server 1.30.0 at 127.0.0.1:7233, SDK ")
+    assert [check.message for check in checks[2:]] == [
+        "13 search attributes are registered",
+        "task queue 'bank' (workflows): 1 worker listening",
+        "task queue 'cluster-local' (what touches the cluster): 2 workers listening",
+    ]
+
+
+async def test_what_temporal_lacks_is_named(server: FakeTemporal) -> None:
+    del server.known["GpuBankPool"]
+    (missing,) = bad(await temporal.check_temporal(Settings.load()))
+    assert missing.message == "search attributes are missing: GpuBankPool"
+    server.known["GpuBankPool"] = IndexedValueType.INDEXED_VALUE_TYPE_INT
+    (other,) = bad(await temporal.check_temporal(Settings.load()))
+    assert other.message == "search attributes are of another type: GpuBankPool"
+    server.refusals["namespace"] = RPCError("no", RPCStatusCode.NOT_FOUND, b"")
+    (absent,) = bad(await temporal.check_temporal(Settings.load()))
+    assert absent.message == "namespace 'default' does not exist"
+
+
+async def test_a_worker_that_is_missing_is_named_by_its_queue(server: FakeTemporal) -> None:
+    server.pollers = {"bank": ["w-1"]}
+    (failed,) = bad(await temporal.check_temporal(Settings.load()))
+    assert failed.message == "no worker listens on task queue 'cluster-local' (what touches the cluster)"
+
+
+async def test_what_may_not_be_asked_is_a_warning(server: FakeTemporal) -> None:
+    server.refusals["attributes"] = RPCError("denied", RPCStatusCode.PERMISSION_DENIED, b"")
+    (warned,) = bad(await temporal.check_temporal(Settings.load()))
+    assert (warned.level, warned.message) == (Level.WARN, "not everything may be asked: denied")
+
+
+async def test_a_temporal_that_does_not_answer_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(settings: Any) -> Any:
+        raise BackendError("Temporal at '127.0.0.1:7233' does not answer: start it")
+
+    monkeypatch.setattr(temporal, "BankClient", SimpleNamespace(connect=connect))
+    (failed,) = await temporal.check_temporal(Settings.load())
+    assert failed.message == "Temporal at '127.0.0.1:7233' does not answer: start it"
+
+
+# ---- cluster
+
+
+class FakeApi:
+    """What the checks ask of an API server."""
+
+    server = "https://127.0.0.1:6443"
+
+    def __init__(self) -> None:
+        self.version = {"gitVersion": "v1.37.0", "major": "1", "minor": "37+"}
+        self.crds = {kind: _established(crd(kind)) for kind in KINDS.values()}
+        self.denied: set[str] = set()
+        self.user: dict[str, Any] | None = {"username": "eva", "groups": ["platform"]}
+        self.pools = [_pool(Ready="True")]
+        self.crds_readable = True
+        self.down = False
+
+    async def call(self, method: str, path: str, *, body: Any = None, params: Any = None) -> Any:
+        if self.down:
+            raise BackendError(f"{method} {path} at {self.server}: refused; check that the API server is up")
+        if path == "/version":
+            return self.version
+        if path.endswith("selfsubjectreviews"):
+            if self.user is None:
+                raise ApiNotFoundError("no such kind", {"code": 404})
+            return {"status": {"userInfo": self.user}}
+        if path.endswith("selfsubjectaccessreviews"):
+            wanted = body["spec"]["resourceAttributes"]
+            return {"status": {"allowed": f"{wanted['verb']} {wanted['resource']}" not in self.denied}}
+        return {"items": []}
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Any:
+        if kind.name == "Deployment":
+            return {"spec": {"template": {"spec": {"containers": [{"name": "manager", "image": "x/kueue:v0.19.0"}]}}}}
+        if not self.crds_readable:
+            raise ApiError("forbidden", {"code": 403})
+        return next((body for body in self.crds.values() if body and body["metadata"]["name"] == name), None)
+
+    async def page(self, kind: Kind, *, selectors: Any, token: str = "") -> Any:
+        items = {
+            "GPUPool": self.pools,
+            "BusinessGroup": [{"metadata": {"name": "search"}, "spec": {"namespaces": ["team-b", "team-a"]}}],
+        }
+        return items.get(kind.name, []), "1", ""
+
+
+class CheckedCluster(KubernetesCluster):
+    """A cluster whose Kueue answers as it is told."""
+
+    problems: tuple[LayoutProblem, ...] = ()
+    tried = ""
+
+    async def check_settings(self, namespace: str | None) -> tuple[LayoutProblem, ...]:
+        self.tried = namespace or ""
+        return self.problems
+
+
+def _pool(**conditions: str) -> dict[str, Any]:
+    said = {"reason": "Because", "message": "so it is"}
+    found = [{"type": name, "status": status, **said} for name, status in conditions.items()]
+    return {"metadata": {"name": "h100"}, "spec": {}, "status": {"conditions": found}}
+
+
+def _established(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "status": {"conditions": [{"type": "Established", "status": "True"}]}}
+
+
+def a_cluster(api: FakeApi) -> CheckedCluster:
+    return CheckedCluster(cast(Connection, api), cluster="local")
+
+
+async def test_a_cluster_in_order_passes() -> None:
+    cluster = a_cluster(FakeApi())
+    checks = await check_cluster(cluster, Settings.load())
+    assert said(checks) == [
+        ("ok", "cluster", "Kubernetes v1.37.0 at https://127.0.0.1:6443"),
+        ("ok", "identity", "eva, of platform"),
+        ("ok", "kinds", "7 kinds of platform.aik8s.run/v1alpha1 are installed, as this program's"),
+        ("ok", "rights", f"you may do everything that the command line does ({len(RIGHTS)} rights)"),
+        ("ok", "kueue", "Kueue v0.19.0; every setting is as needed"),
+        ("ok", "pools", "cluster 'local' has h100; every pool is ready"),
+    ]
+    assert cluster.tried == "team-a", "Kueue's webhooks are tried in a namespace of a group"
+
+
+async def test_a_cluster_that_does_not_answer_is_one_failure() -> None:
+    api = FakeApi()
+    api.down = True
+    (failed,) = await check_cluster(a_cluster(api), Settings.load())
+    assert failed.message.endswith("check that the API server is up")
+
+
+async def test_kinds_that_are_missing_old_or_changed_are_named_with_what_helps() -> None:
+    api = FakeApi()
+    pool, group, policy, *_ = KINDS.values()
+    api.crds[pool] = {}
+    api.crds[group]["spec"] = {**api.crds[group]["spec"], "versions": [{"name": "v1alpha0"}]}
+    changed = json.loads(json.dumps(api.crds[policy]))
+    changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = "older"
+    api.crds[policy] = changed
+    checks = bad(await check_cluster(a_cluster(api), Settings.load()))
+    assert said(checks) == [
+        ("FAIL", "kinds", "GPUPool is not installed"),
+        ("FAIL", "kinds", "BusinessGroup is installed in v1alpha0, this program speaks v1alpha1"),
+        ("warn", "kinds", "GPUQuotaPolicy is of another version than this program"),
+    ]
+    assert {check.remedy for check in checks} == {"kubectl apply --server-side -k manifests/crds"}
+
+
+async def test_who_may_not_read_definitions_is_told_whether_kinds_are_served() -> None:
+    api = FakeApi()
+    api.crds_readable = False
+    assert bad(await check_cluster(a_cluster(api), Settings.load())) == []
+
+
+async def test_rights_that_are_missing_are_named_with_what_needs_them() -> None:
+    api = FakeApi()
+    api.denied = {"watch workloads", "update gpupools"}
+    needed, other = bad(await check_cluster(a_cluster(api), Settings.load()))
+    assert (needed.level, needed.message) == (Level.FAIL, "you may not watch workloads, which quota need")
+    assert (other.level, other.message) == (Level.WARN, "you may not update gpupools, which freeze need")
+
+
+async def test_kueues_settings_fail_and_unreadable_ones_warn() -> None:
+    cluster = a_cluster(FakeApi())
+    cluster.problems = (
+        LayoutProblem(reason="KueueMisconfigured", message="set it to IgnoreUndeclared"),
+        LayoutProblem(reason="KueueUnreadable", message="Kueue's settings cannot be checked"),
+    )
+    assert said(bad(await check_cluster(cluster, Settings.load()))) == [
+        ("FAIL", "kueue", "set it to IgnoreUndeclared"),
+        ("warn", "kueue", "Kueue's settings cannot be checked"),
+    ]
+
+
+async def test_an_old_cluster_and_an_unknown_identity_are_said() -> None:
+    api = FakeApi()
+    api.version = {"gitVersion": "v1.20.0", "major": "1", "minor": "20"}
+    api.user = None
+    old, unknown = bad(await check_cluster(a_cluster(api), Settings.load()))
+    assert (old.level, old.message) == (Level.FAIL, "Kubernetes v1.20.0 at https://127.0.0.1:6443 is too old")
+    assert (unknown.level, unknown.area) == (Level.WARN, "identity")
+
+
+def test_pools_are_judged_by_their_conditions() -> None:
+    assert said(pool_checks([_pool(Ready="False", FailSafe="True", Shrunk="False")], "here")) == [
+        ("FAIL", "pools", "pool 'h100' is not ready (Because): so it is"),
+        ("warn", "pools", "pool 'h100' is FailSafe: so it is"),
+    ]
+    assert said(pool_checks([{"metadata": {"name": "h100"}}], "here")) == [
+        ("FAIL", "pools", "pool 'h100' has not been judged yet")
+    ]
+    assert said(pool_checks([], "here")) == [("warn", "pools", "here has no pool")]
