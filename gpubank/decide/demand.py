@@ -9,7 +9,7 @@ PARTIAL    tried again after five minutes, or as soon as nobody needs to be stop
 ended      its Workload is gone, finished, admitted, or owed nothing any more
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from gpubank.decide.desk import Desk
@@ -18,6 +18,7 @@ from gpubank.decide.recall import plan_recall
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import Wait, WorkloadFacts
+from gpubank.domain.pool import OnOverdue
 from gpubank.domain.transaction import DemandChange, DemandOpening
 
 SETTLE: Final = timedelta(milliseconds=500)
@@ -36,10 +37,26 @@ def change(desk: Desk, demand: Demand, state: DemandState, reason: str = "", *, 
            gpus: int | None = None) -> None:  # fmt: skip
     """Write a change of a demand."""
     row = DemandChange(
-        demand_id=demand.demand_id, version=demand.version, state=state, reason=reason, idle=idle, gpus=gpus
+        demand_id=demand.demand_id,
+        version=demand.version,
+        state=state,
+        reason=reason,
+        idle=idle,
+        gpus=gpus,
+        due_at=_due_again(desk, demand) if state is DemandState.OPEN else None,
     )
     note = f"demand {demand.demand_id} is {state}" + (f": {reason}" if reason else "")
     desk.write(f"demand/{demand.demand_id}/{state}", note, demands=[row])
+
+
+def _due_again(desk: Desk, demand: Demand) -> datetime | None:
+    """When a demand that is tried again is due; None where that stays.
+
+    A pool that protects ends what is overdue as PARTIAL: without a time of its own, the next try would end before it
+    began. In one that evicts it stays overdue, and nobody is spared.
+    """
+    late = demand.state is DemandState.PARTIAL and desk.now >= demand.due_at
+    return desk.now + desk.terms.max_time_to_return if late and desk.terms.on_overdue is OnOverdue.PROTECT else None
 
 
 def end_stale(desk: Desk) -> None:

@@ -32,11 +32,25 @@ GATHER_FOR: Final = timedelta(minutes=10)
 GATHER_EVERY: Final = timedelta(hours=1)
 
 
+OUR_EVICTION: Final = frozenset({"", "Deactivated"})
+"""Reasons of an eviction that a stop of the bank leads to."""
+
+
 def may_be_stopped(desk: Desk, workload: WorkloadFacts) -> bool:
     """Whether its group's policy lets the bank stop it; what cannot be stopped is lent nothing."""
     terms = desk.group(workload.group)
     stopping = workload.contract.reclaim_class.preempt_class
     return terms is not None and workload.suspendable and stopping in terms.only_preempt
+
+
+def would_start(workload: WorkloadFacts) -> bool:
+    """Whether a loan would start it: it waits for nothing but quota, or the bank has parked it and will resume it.
+
+    What the scheduler deactivated by itself, as after too many requeues, stays so although the bank had stopped it
+    before: an offer to it would only keep GPUs from others.
+    """
+    resumable = workload.parked and workload.gpus > 0 and workload.evicted in OUR_EVICTION
+    return waits_for_quota(workload) or resumable
 
 
 def candidates(desk: Desk) -> tuple[WorkloadFacts, ...]:
@@ -45,9 +59,7 @@ def candidates(desk: Desk) -> tuple[WorkloadFacts, ...]:
     return tuple(
         workload
         for workload in desk.of_side(Side.BORROW)
-        if (waits_for_quota(workload) or (workload.parked and workload.gpus > 0))
-        and workload.key.uid not in lined
-        and may_be_stopped(desk, workload)
+        if would_start(workload) and workload.key.uid not in lined and may_be_stopped(desk, workload)
     )
 
 
@@ -89,7 +101,7 @@ def gathering(desk: Desk) -> WorkloadFacts | None:
     waiting = [
         workload
         for workload in desk.of_side(Side.BORROW)
-        if waits_for_quota(workload)
+        if would_start(workload)
         and workload.key.uid not in held
         and may_be_stopped(desk, workload)
         and could_ever_run(desk, workload, partly)

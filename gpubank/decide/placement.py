@@ -38,7 +38,9 @@ def follow_placement(desk: Desk) -> None:
 def _look_again(desk: Desk, demand: Demand, workload: WorkloadFacts, missing: int) -> None:
     """Somebody else was placed where room was made for it."""
     if _would_help(desk, _opening(desk, workload, missing)):
-        change(desk, demand, DemandState.OPEN, "its nodes were taken by somebody else", gpus=missing * pod_size(workload))
+        change(
+            desk, demand, DemandState.OPEN, "its nodes were taken by somebody else", gpus=missing * pod_size(workload)
+        )
     else:
         change(desk, demand, DemandState.PARTIAL, "its pods are on no nodes, and no stop would place them")
 

@@ -1,4 +1,4 @@
-"""Applies one transaction to the books of a pool: every row checked as it was read, every invariant checked at the end."""
+"""Applies one transaction to the books of a pool: rows checked as they were read, invariants checked at the end."""
 
 from collections.abc import Callable
 
@@ -320,6 +320,8 @@ class Bookkeeper:
             update["gpus"] = change.gpus
         if change.idle is not None:
             update["idle"] = change.idle
+        if change.due_at is not None:
+            update["due_at"] = change.due_at
         if change.state is not DemandState.OPEN:
             update["idle"] = 0
         if change.state not in (DemandState.OPEN, DemandState.RAISED):

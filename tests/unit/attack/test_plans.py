@@ -182,9 +182,7 @@ def test_a_fence_of_a_revision_that_the_books_do_not_know_is_none() -> None:
 
 
 def test_a_parked_gang_may_gather_like_any_other() -> None:
-    model = Model(
-        pool_terms(group_terms("a", 0), group_terms("b", 16), capacity=16), {"n0": 8, "n1": 8}
-    )
+    model = Model(pool_terms(group_terms("a", 0), group_terms("b", 16), capacity=16), {"n0": 8, "n1": 8})
     model.settle()
     gang = model.submit("gang", "a", BORROW, 16)
     gang.active, gang.mark = False, Mark(loan="loan/gang", term=1, step="stop")
@@ -211,5 +209,3 @@ def test_parked_work_that_nobody_can_resume_holds_up_nobody() -> None:
     decided = step(seen, model.books, model.terms, model.now)
     offers = [offer.workload.uid for transaction in decided.transactions for offer in transaction.offers]
     assert offers == ["next"]
-
-
