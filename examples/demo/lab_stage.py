@@ -28,10 +28,12 @@ NAMESPACES: Final = ("search", "vision")
 class LabStage:
     """Real Kueue, seen through the API server."""
 
-    def __init__(self, connection: Connection, ledger: SqlLedger, client: BankClient, ui_url: str, bank: LabBank) -> None:
+    def __init__(
+        self, connection: Connection, ledger: SqlLedger, client: BankClient, ui_url: str, bank: LabBank
+    ) -> None:
         self._connection, self._objects = connection, KubernetesObjectStore(connection)
         self._bank = bank
-        self.ledger: LedgerStore = ledger
+        self.ledger = ledger
         self.client, self.ui_url = client, ui_url
         settings = " ".join(f"{name}='{value}'" for name, value in bank.settings.items())
         self.hint = f"env {settings} .venv/bin/gpubank quota"

@@ -85,7 +85,7 @@ async def find_loans(
     states: dict[str, LoanState] = {}
     try:
         processes = await door.processes()
-        rows = await processes.loans(cluster=door.cluster_name, pool=pool, running_only=not ended)
+        rows = await processes.loans(cluster=door.cluster_name, pool=pool, running_only=not ended, limit=MOST)
         parked = [row.loan for row in rows if row.running and (detailed or row.phase is LoanPhase.PARKED)]
         states, missing = await _states(processes, parked)
     except BackendError as error:

@@ -122,19 +122,23 @@ async def find_reclaims(
     for name in await _pools(door, pool):
         for demand in (await door.ledger.books(door.cluster_name, name)).demands:
             demands[name, demand.lender].append(demand)
-    missing, seen = "", _Seen({}, {}, {})
+    missing: list[str] = []
+    seen, admins = _Seen({}, {}, {}), dict[str, tuple[str, ...]]()
     try:
         seen = await _ask(await door.processes(), door.cluster_name, pool, lender, ended=ended)
     except BackendError as error:
-        missing = str(error)
-    admins = await _admins(door)
+        missing.append(str(error))
+    try:
+        admins = await _admins(door)
+    except BackendError as error:
+        missing.append(f"who must approve is not known: {error}")
     keys = {*demands, *((row.pool, row.lender) for row in seen.rows.values())}
     views = [
         _view(door, key, demands.get(key, []), seen, admins.get(key[1], ()))
         for key in sorted(keys)
         if lender is None or key[1] == lender
     ]
-    return Reclaims(views, missing)
+    return Reclaims(views, "; ".join(missing))
 
 
 async def _pools(door: Door, only: str | None) -> Sequence[str]:

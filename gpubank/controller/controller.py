@@ -130,7 +130,7 @@ class Controller:
                 f"pool {pool!r} names a backend that this controller does not have; change spec.backend",
             )
         try:
-            report = await backend.lay_out(self._agreement.layout(pool, books.groups))
+            report = await backend.lay_out(self._agreement.layout(pool, _busy_groups(books)))
             report = report.model_copy(update={"problems": (*report.problems, *await self._settings(backend))})
         except BackendError as error:
             return self._reports.get(pool, LayoutReport()), str(error)
@@ -182,11 +182,11 @@ class Controller:
     async def _finalize(self, write: FinalizerWrite, objects: Objects) -> None:
         if write.remove_pool:
             backend = next((self._backends.get(p.spec.backend) for p in objects.pools if p.name == write.name), None)
-            await self._stop_loops({pool.name for pool in objects.pools} - {write.name})
             if backend is not None and (report := await backend.remove(write.name)).problems:
-                # What still runs on a queue keeps it, and the pool with it.
+                # A queue with a quota in force or with work keeps the pool; its loop goes on, and lowers the quota.
                 self._reports[write.name] = report
                 return
+            await self._stop_loops({pool.name for pool in objects.pools} - {write.name})
         await self._objects.set_finalizer(write.kind, write.name, write.namespace, held=write.held)
 
     async def _write_status(self, write: StatusWrite) -> None:
@@ -200,3 +200,9 @@ class Controller:
             return  # the next look judges the object as it is then
         for reason, message, warning in write.events:
             await self._objects.event(body, reason=reason, message=message, warning=warning)
+
+
+def _busy_groups(books: Books) -> Sequence[str]:
+    """Groups that need their queues whatever the policies say: something is in force for them, or on loan."""
+    lines = {group for line in books.lines for group in (line.lender, line.borrower)}
+    return [group for group in books.groups if group in lines or books.guarantee(group).in_force]

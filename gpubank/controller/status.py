@@ -83,7 +83,7 @@ def finalizers(objects: Objects, views: Mapping[str, PoolView]) -> tuple[Finaliz
         if not resource.metadata.deleting:
             if not held:
                 writes.append(FinalizerWrite(kind, resource.name, namespace, held=True))
-        elif held and not _open_loans(resource, views):
+        elif held and not _open_loans(resource, views) and not _own_work(resource, views):
             writes.append(FinalizerWrite(kind, resource.name, namespace, held=False, remove_pool=kind == POOL))
     return tuple(writes)
 
@@ -110,15 +110,19 @@ def _open_loans(resource: Model, views: Mapping[str, PoolView]) -> str:
     return f"{count} open loan lines {what}" if count else ""
 
 
+def _own_work(resource: Model, views: Mapping[str, PoolView]) -> int:
+    """GPUs of a pool that are in force for groups: own work holds them, or their queues are about to be lowered."""
+    view = views.get(resource.name) if isinstance(resource, GPUPool) else None
+    return view.books.promised if view is not None else 0
+
+
 def _ready(verdict: Verdict, resource: Model, views: Mapping[str, PoolView]) -> Condition:
     if resource.metadata.deleting and (loans := _open_loans(resource, views)):
-        return _condition(
-            resource,
-            conditions.READY,
-            False,
-            conditions.LOANS_OPEN,
-            f"deletion waits for {loans}: what is lent is recalled, what is borrowed ends with its jobs",
-        )
+        message = f"deletion waits for {loans}: what is lent is recalled, what is borrowed ends with its jobs"
+        return _condition(resource, conditions.READY, False, conditions.LOANS_OPEN, message)
+    if resource.metadata.deleting and (gpus := _own_work(resource, views)):
+        message = f"deletion waits for own work that holds {gpus} GPUs; end it, or wait for its end"
+        return _condition(resource, conditions.READY, False, conditions.QUEUE_IN_USE, message)
     return _condition(resource, conditions.READY, verdict.ready, verdict.reason, verdict.message)
 
 

@@ -41,6 +41,7 @@ class Desk:
         self.now = now
         self.transactions: list[Transaction] = []
         self.wakes: list[datetime] = []
+        self._by_state: dict[tuple[LineState, ...], tuple[Line, ...]] = {}
 
     # ---- writing
 
@@ -61,6 +62,7 @@ class Desk:
         transaction = Transaction.model_validate(head | body)
         if not transaction.is_empty:
             self.books = self.books.applied(transaction).books
+            self._by_state.clear()
             self.transactions.append(transaction)
 
     def wake(self, at: datetime) -> None:
@@ -175,7 +177,10 @@ class Desk:
 
     def lines(self, *states: LineState) -> tuple[Line, ...]:
         """Open lines in one of the states, in the order in which they were begun."""
-        return tuple(sorted((line for line in self.books.lines if line.state in states), key=line_order))
+        if states not in self._by_state:
+            found = sorted((line for line in self.books.lines if line.state in states), key=line_order)
+            self._by_state[states] = tuple(found)
+        return self._by_state[states]
 
     def demands_of(self, lender: str, *kinds: DemandKind) -> tuple[Demand, ...]:
         """Live demands of a lender, of the given kinds (all where none is given), by id."""

@@ -103,8 +103,10 @@ def _follow(desk: Desk, excess: Excess) -> None:
 
 
 def _open(desk: Desk, excess: Excess) -> None:
+    if excess.gpus <= 0 or desk.frozen:
+        return
     missing = excess.gpus - _under_way(desk, excess)
-    if missing <= 0 or desk.frozen:
+    if missing <= 0:
         return
     name = demand_id(desk, excess.lender, excess.kind, excess.about)
     opening = DemandOpening(

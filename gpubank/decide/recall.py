@@ -184,7 +184,7 @@ class _Planner:
             part = min(line.gpus, self._left)
             if part <= 0 or not unused or not self._teller.counts(line):
                 continue
-            # What ended by itself after it was pledged to this demand comes back as well: nobody is stopped in its place.
+            # What was pledged to this demand and ended by itself comes back too: nobody is stopped in its place.
             if line.line_id in self._on_their_way or not self._teller.free_of(line):
                 continue
             piece = self._cuts.cut(line.line_id, part)

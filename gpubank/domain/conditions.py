@@ -63,6 +63,9 @@ DELETING: Final = "Deleting"
 LOANS_OPEN: Final = "LoansOpen"
 """Deletion waits until the open loans have ended."""
 
+QUEUE_IN_USE: Final = "QueueInUse"
+"""Something still runs on a queue that is no longer wanted."""
+
 BACKEND_UNREACHABLE: Final = "BackendUnreachable"
 """The scheduler does not answer; nothing is changed until it does."""
 

@@ -40,9 +40,7 @@ def _facts(item: Any, place: str, problems: list[Problem]) -> Facts:
         if key not in _KNOWN:
             rule = "is no field that exists here"
             problems.append(Problem(f"{place}.{key}", "", rule, f"remove it; there are {', '.join(_KNOWN)}"))
-    problems += [
-        Problem(f"{place}.{key}", "", "is required", "write it") for key in _REQUIRED if item.get(key) is None
-    ]
+    problems += [Problem(f"{place}.{key}", "", "is required", "write it") for key in _REQUIRED if item.get(key) is None]
     name, memory = item.get("name"), item.get("memory_mib")
     if name is not None and (not isinstance(name, str) or not name.strip()):
         problems.append(Problem(f"{place}.name", _shown(name), "must be the product's name", "put it in quotes"))

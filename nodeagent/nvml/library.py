@@ -287,11 +287,11 @@ class PynvmlSession:
     # ----------------------------------------------------------------------------------------------- errors
 
     def _optional(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """Ask for what not every GPU or driver has; only a lost GPU is an error."""
+        """Ask for what not every GPU or driver has: None where it is not; only a lost GPU is an error."""
         try:
             return call(*arguments)
-        except self._nvml.NVMLError if self._nvml else Exception as error:
-            if self._nvml and self._is_lost(error):
+        except self._nvml.NVMLError as error:
+            if self._is_lost(error):
                 raise
             return None
 

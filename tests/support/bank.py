@@ -25,8 +25,11 @@ from gpubank.domain.loan import Line, LineState
 from gpubank.domain.recall import LoanPhase, LoanState, ReclaimState, loan_id, reclaim_id
 from tests.contract.world import DeploymentRequest, JobRequest, World, job_of, pods_of
 
-LOOK: Final = 0.05
-"""Seconds between two looks."""
+LOOK: Final = 0.1
+"""Seconds between two looks at the books and processes."""
+
+AUDIT: Final = 0.03
+"""Seconds between two looks of the audit at the quotas."""
 
 PATIENCE: Final = 40.0
 """Longest wait for one thing, in seconds, on a machine that does much else; most take one or two."""
@@ -367,7 +370,9 @@ class Bank:
         quotas = compiler.nominals(await self.books())
         facts = await self.facts()
         wanted = {(queue.group, queue.kind): quotas.get((queue.group, queue.kind), 0) for queue in facts.queues}
-        missing = {f"{group}/{kind}": (-1, gpus) for (group, kind), gpus in quotas.items() if (group, kind) not in wanted}
+        missing = {
+            f"{group}/{kind}": (-1, gpus) for (group, kind), gpus in quotas.items() if (group, kind) not in wanted
+        }
         return missing | {
             queue.name: (queue.nominal, wanted[queue.group, queue.kind])
             for queue in facts.queues
@@ -391,18 +396,22 @@ class Bank:
                     quotas = {queue.name: queue.nominal for queue in facts.queues}
                     self._violations.append(f"quotas of {total} in a pool of {self.capacity}: {quotas}")
                 self._violations += [what for happens, what in self._forbidden if happens(facts)]
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(AUDIT)
 
     async def story(self) -> str:
         """Everything that helps to understand a failed scenario."""
         books, facts = await self.books(), await self.facts()
         rows = ["committed:"]
-        for event in reversed(await self.ledger.audit(limit=400)):
-            if self.world.pool in event.subject and event.action == "Committed":
-                rows.append(f"  {event.at:%H:%M:%S.%f} {event.actor}: {event.detail.get('note')}")
+        rows += [
+            f"  {event.at:%H:%M:%S.%f} {event.actor}: {event.detail.get('note')}"
+            for event in reversed(await self.ledger.audit(limit=400))
+            if self.world.pool in event.subject and event.action == "Committed"
+        ]
         rows += ["guarantees:"] + [f"  {g.group} {g.in_force} releasing {g.releasing}" for g in books.guarantees]
         rows += ["open lines:"] + [f"  {x.line_id} {x.lender}->{x.borrower} {x.gpus} {x.state}" for x in books.lines]
-        rows += ["demands:"] + [f"  {d.demand_id} {d.state} idle={d.idle} of {d.gpus}: {d.reason}" for d in books.demands]
+        rows += ["demands:"] + [
+            f"  {d.demand_id} {d.state} idle={d.idle} of {d.gpus}: {d.reason}" for d in books.demands
+        ]
         rows += ["queues:"] + [f"  {q.name} {q.reserved}/{q.nominal} {q.stamp} {q.fenced}" for q in facts.queues]
         rows += ["workloads:"]
         for w in facts.workloads:

@@ -2,14 +2,16 @@
 
 from datetime import timedelta
 
+import pytest
+
 from gpubank.decide.compile import nominals
 from gpubank.decide.step import step
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandKind, DemandState
 from gpubank.domain.facts import Mark, PoolFacts
-from gpubank.domain.loan import LineState
+from gpubank.domain.loan import LineState, WorkloadKey
 from gpubank.domain.pool import OnOverdue
-from gpubank.domain.transaction import DemandChange, Transaction
+from gpubank.domain.transaction import DemandChange, DemandOpening, Transaction
 from tests.unit.decide.model import CLUSTER, HOOKED, NOW, POOL, Model, group_terms, pool_terms
 
 OWN, BORROW = Side.OWN, Side.BORROW
@@ -93,31 +95,36 @@ def test_what_an_admitted_workload_has_taken_is_not_kept_for_it_a_second_time() 
     assert model.books.demand(demand_of("two")) is None
 
 
-def test_a_demand_for_nodes_that_somebody_else_took_is_tried_again() -> None:
-    model = lending()
-    model.submit("own", "b", OWN, 1, 8)
-    model.submit("other", "b", OWN, 1, 8)
-    model.jobs["own"].reserved, model.jobs["own"].admitted_at = True, model.now
-    model.jobs["other"].reserved, model.jobs["other"].admitted_at = True, model.now
-    model.jobs["other"].nodes = ["n0"]
-    model.submit("x", "a", BORROW, 1, 8)
-    model.jobs["x"].nodes = ["n1"]
+@pytest.mark.parametrize(("borrowed", "state"), [(True, DemandState.OPEN), (False, DemandState.PARTIAL)])
+def test_a_demand_for_nodes_that_somebody_else_took_is_not_left_as_it_is(borrowed: bool, state: DemandState) -> None:
+    model = lending(24)
+    if borrowed:
+        model.submit("x", "a", BORROW, 1, 8)
+        model.settle()
+    for uid in ("own", "other", "alien"):
+        job = model.submit(uid, "b", OWN, 1, 8)
+        job.reserved, job.admitted_at = True, model.now
+    free = [name for name in model.nodes if name not in model.jobs["x"].nodes] if borrowed else ["n0", "n1"]
+    model.jobs["other"].nodes, model.jobs["alien"].nodes = free[:1], free[1:]
+    model.jobs["alien"].finished = True  # pods that are not the bank's
+    if not borrowed:
+        model.nodes.pop("n2")
     demand = demand_of("own", DemandKind.PLACEMENT)
-    opening = {
-        "demand_id": demand,
-        "lender": "b",
-        "kind": DemandKind.PLACEMENT,
-        "gpus": 8,
-        "workload": model.facts().workload("own").key,  # type: ignore[union-attr]
-        "due_at": model.now + timedelta(hours=1),
-    }
+    opening = DemandOpening(
+        demand_id=demand,
+        lender="b",
+        kind=DemandKind.PLACEMENT,
+        gpus=8,
+        workload=WorkloadKey(uid="own", namespace="team-b", name="job-own"),
+        due_at=model.now + timedelta(hours=1),
+    )
     write(model, openings=(opening,))
     in_state(model, demand, DemandState.RAISED)
     model.now += timedelta(minutes=2)
     model.step()
     row = model.books.demand(demand)
     assert row is not None
-    assert row.state is DemandState.OPEN
+    assert row.state is state
 
 
 def test_a_demand_that_is_tried_again_has_time_to_be_met() -> None:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from typer.testing import Result
 
-from gpubank.domain.errors import PolicyError
+from gpubank.domain.errors import BackendError, PolicyError
 from gpubank.domain.recall import Decision, LoanOutcome, ReclaimPhase
 from tests.unit.cli.bench import DEMAND, RECLAIM, Bench, reclaim_state
 
@@ -77,6 +78,20 @@ def test_without_temporal_demands_are_shown_and_the_answer_is_not_whole(bench: B
     result = call("reclaim", "list")
     assert (result.exit_code, result.stderr) == (5, "gpubank: incomplete: Temporal does not answer\n")
     assert result.stdout.splitlines()[1].split()[:4] == ["h100", "ads", "Waiting", "8"]
+
+
+def test_without_the_api_server_only_the_approvers_are_missing(
+    bench: Bench, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(kind: str) -> Any:
+        raise BackendError("the API server does not answer")
+
+    monkeypatch.setattr(bench.cluster, "list", down)
+    result = call("reclaim", "list", "-o", "json")
+    assert result.exit_code == 5
+    assert "who must approve is not known: the API server does not answer" in result.stderr
+    (item,) = json.loads(result.stdout)["items"]
+    assert (item["phase"], item["approvers"]) == ("AwaitingApproval", [])
 
 
 def test_a_recall_that_nobody_has_is_not_found(bench: Bench, call: Call) -> None:

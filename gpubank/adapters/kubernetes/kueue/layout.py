@@ -80,7 +80,7 @@ class LayoutWriter:
         await run.retire(pool, {})
         flavor = self._view.flavors.get(flavor_name(pool))
         if flavor and queues.belongs(flavor, pool) and not run.problems:
-            await run.delete(RESOURCE_FLAVOR, flavor)
+            await run.retire_one(RESOURCE_FLAVOR, flavor)
         return run.report()
 
 
@@ -246,16 +246,31 @@ class _Run:
                 and _named(kind, body) not in wanted.get(kind, set())
                 and "deletionTimestamp" not in body["metadata"]
             ]
-            await self.each(self._retire(kind, body) for body in obsolete)
+            await self.each(self.retire_one(kind, body) for body in obsolete)
 
-    async def _retire(self, kind: Kind, body: Object) -> None:
-        if reason := self._use_of(kind, body):
-            name = _named(kind, body)
-            self.problem("QueueInUse", f"{name} is no longer wanted but {reason}: it is removed when that has ended")
-            return
-        await self.delete(kind, body)
+    async def retire_one(self, kind: Kind, body: Object) -> None:
+        name, found = _named(kind, body), body
+        for _ in range(_TRIES):
+            if reason := self._use_of(kind, found):
+                message = f"{name} is no longer wanted but {reason}: it is removed when that has ended"
+                self.problem("QueueInUse", message)
+                return
+            try:
+                await self.delete(kind, found)
+            except ConflictError:
+                # Somebody may have begun to use it: it is read anew, and judged anew.
+                metadata = body["metadata"]
+                fresh = await self._connection.get(kind, metadata["name"], metadata.get("namespace"))
+                if fresh is None:
+                    return
+                found = fresh
+            else:
+                return
+        self.problem("Contended", f"{name} changes faster than it can be removed; the next pass tries again")
 
     def _use_of(self, kind: Kind, body: Object) -> str:
+        if kind == RESOURCE_FLAVOR:
+            return ""  # its queues are gone, and Kueue holds it while another one names it
         queue = body["spec"].get("clusterQueue") if kind == LOCAL_QUEUE else body["metadata"]["name"]
         users = self._view.users(queue)
         if kind == LOCAL_QUEUE:
@@ -269,12 +284,9 @@ class _Run:
 
     async def delete(self, kind: Kind, body: Object) -> None:
         metadata = body["metadata"]
-        try:
-            await self._connection.delete(
-                kind, metadata["name"], metadata.get("namespace"), version=metadata["resourceVersion"]
-            )
-        except ConflictError:
-            return  # changed since it was read; the next pass looks again
+        await self._connection.delete(
+            kind, metadata["name"], metadata.get("namespace"), version=metadata["resourceVersion"]
+        )
         self.changed.append(_named(kind, body))
 
 
