@@ -10,7 +10,7 @@ from gpubank.schema.manifest import Document, read_documents
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final[list[Document]] = [
     document
-    for path in sorted((ROOT / "examples").rglob("*.yaml"))
+    for path in sorted((ROOT / "examples").glob("*.yaml"))
     for document in read_documents(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
     if str(document.body.get("apiVersion")).startswith(f"{GROUP}/")
 ]
