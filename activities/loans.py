@@ -20,7 +20,7 @@ from activities.interfaces import LoanCalls
 from activities.pools import Pools, in_state
 from gpubank.domain.books import Books
 from gpubank.domain.contract import ReclaimClass, Side
-from gpubank.domain.demand import DemandKind
+from gpubank.domain.demand import DemandKind, DemandState
 from gpubank.domain.facts import Mark, PoolFacts, WorkloadFacts
 from gpubank.domain.loan import Line, LineState
 from gpubank.domain.policy import OnCheckpointFailure
@@ -38,6 +38,9 @@ RECALLED_ACTION: Final = "recall"
 """Action of the audit event of a recall; its count is the ordinal of the last one."""
 
 _OUR_EVICTION: Final = ("", "Deactivated")
+
+_WANTED: Final = (DemandState.OPEN, DemandState.RAISED)
+"""States of a demand that a Reclaim works on; one that ended PARTIAL wants nothing until it is tried again."""
 
 
 class LoanActivities(LoanCalls):
@@ -67,7 +70,7 @@ class LoanActivities(LoanCalls):
             granted_lines=_ids(in_state(held, LineState.GRANTED)),
             recalled_lines=_ids(in_state(held, LineState.RECALLED)),
             recalls=sum(event.action == RECALLED_ACTION for event in events),
-            live_demands=tuple(demand.demand_id for demand in books.demands),
+            live_demands=tuple(d.demand_id for d in books.demands if d.state in _WANTED),
         )
 
     @activity.defn(name="loan.recall_lines")
@@ -156,7 +159,11 @@ class LoanActivities(LoanCalls):
 
     @activity.defn(name="loan.await_gone")
     async def await_gone(self, step: LoanStep) -> GoneResult:
-        """Look once; return the recalled lines when neither pods nor quota are held, else "not yet"."""
+        """Look once; return the recalled lines when neither pods nor quota are held, else "not yet".
+
+        What others of the group were admitted on while the queue was being lowered is granted again: the controller
+        gives it to them, and the Reclaim plans anew.
+        """
 
         async def attempt() -> GoneResult:
             facts, books = await self._read(step)
@@ -165,20 +172,21 @@ class LoanActivities(LoanCalls):
                 held = "quota" if workload.reserved else f"{len(workload.pod_facts)} pods"
                 raise not_yet(f"workload {workload.key.name!r} still holds {held}")
             lines = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
-            if lines:
-                await self._check_queue_empty(step, facts, books, lines)
+            taken = bool(lines) and await self._is_taken(step, facts, books, lines)
             moves = tuple(
                 Move(
                     line_id=line.line_id,
                     version=line.version,
                     from_state=LineState.RECALLED,
-                    to_state=LineState.RETURNED,
-                    reason=step.reason,
+                    to_state=LineState.GRANTED if taken else LineState.RETURNED,
+                    release=taken,
+                    reason="others of its group were admitted on it" if taken else step.reason,
                 )
                 for line in lines
             )
             at = self._pools.now()
-            await self._commit(step, f"return-{step.recall}", books, moves, f"is back with its lenders: {step.reason}")
+            note = "leaves its GPUs to others of its group" if taken else f"is back with its lenders: {step.reason}"
+            await self._commit(step, f"return-{step.recall}", books, moves, note)
             await self._pools.write_quotas(step.pool)
             return GoneResult(at=at, lines=_ids(lines), finished=_over(workload))
 
@@ -273,24 +281,35 @@ class LoanActivities(LoanCalls):
             )
         )
 
-    async def _check_queue_empty(self, step: LoanStep, facts: PoolFacts, books: Books, lines: Iterable[Line]) -> None:
-        """Hold until no admission cycle can know the old quota, and nobody has taken what this Workload leaves."""
+    async def _is_taken(self, step: LoanStep, facts: PoolFacts, books: Books, lines: Iterable[Line]) -> bool:
+        """Hold until no admission cycle can know the old quota; then say whether somebody has taken what it leaves."""
         queue = facts.queue(step.borrower, Side.BORROW)
         if queue is None:
-            return
+            return False
         revision = max(line.revision for line in lines)
         if queue.fenced < revision:
             if queue.stamp < revision:
                 await self._pools.write_quotas(step.pool)
             raise not_yet(f"queue {queue.name!r} is fenced at revision {queue.fenced}, not yet at {revision}")
+        if any(_lacks(workload, books) for workload in facts.workloads if workload.group == step.borrower):
+            return True
         # Other recalled Workloads of the group may still run on quota that its queue no longer shows.
+        running = {workload.key.uid for workload in facts.workloads if workload.reserved}
         still_running = sum(
             line.gpus
             for line in in_state(books.lines, LineState.RECALLED)
-            if line.borrower == step.borrower and line.workload.uid != step.workload.uid
+            if line.borrower == step.borrower and line.workload.uid in running - {step.workload.uid}
         )
         if queue.reserved > queue.nominal + still_running:
             raise not_yet(f"queue {queue.name!r} has {queue.reserved} GPUs reserved over {queue.nominal} of quota")
+        return False
+
+
+def _lacks(workload: WorkloadFacts, books: Books) -> bool:
+    """Whether a borrow Workload holds quota that no line backs."""
+    lines = in_state(books.lines_of(workload.key.uid), LineState.GRANTED, LineState.RECALLED)
+    holds = workload.kind is Side.BORROW and workload.reserved and not workload.finished
+    return holds and sum(line.gpus for line in lines) < workload.gpus
 
 
 def _over(workload: WorkloadFacts | None) -> bool:

@@ -5,7 +5,7 @@ lender. Errors come back in the bank's own words, never as Temporal's.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -132,7 +132,10 @@ class BankClient:
         start = LoanInput(
             cluster=cluster, pool=pool, borrower=signal.borrower, workload=signal.workload, gpus=signal.gpus
         )
-        await self._signal_loan(start, *_news(signal))
+        if signal.kind is SignalKind.ENDED and not signal.lenders:
+            await self._tell_loan(start, *_news(signal))
+        else:
+            await self._signal_loan(start, *_news(signal))
 
     async def signal_needs(self, cluster: str, pool: str, lender: str, demands: Sequence[str], *, at: datetime) -> None:
         """Tell a lender's Reclaim which demands are open."""
@@ -156,6 +159,12 @@ class BankClient:
         for name, message in (("recall", order.recall), ("stop", order.stop), ("release", order.release)):
             if message is not None:
                 await self._signal_loan(order.start, name, message)
+
+    async def _tell_loan(self, start: LoanInput, name: str, message: Message) -> None:
+        """Signal a Loan that runs: one that was started to hear of an end would hide what the ended one remembers."""
+        workflow_id = loan_id(start.cluster, start.workload.uid)
+        with suppress(NoSuchProcessError), _in_words(f"loan {workflow_id!r}"):
+            await self.temporal.get_workflow_handle(workflow_id).signal(name, message, rpc_timeout=CALL_TIMEOUT)
 
     async def _signal_loan(self, start: LoanInput, name: str, message: Message) -> None:
         workflow_id = loan_id(start.cluster, start.workload.uid)

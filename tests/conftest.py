@@ -9,4 +9,10 @@ pytest.register_assert_rewrite(
     "tests.support.bank",
 )
 
-pytest_plugins = ("tests.plugins.bank", "tests.plugins.exit", "tests.plugins.lab", "tests.plugins.ledger")
+pytest_plugins = (
+    "tests.plugins.bank",
+    "tests.plugins.exit",
+    "tests.plugins.lab",
+    "tests.plugins.ledger",
+    "tests.plugins.nvml",
+)

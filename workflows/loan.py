@@ -208,6 +208,7 @@ class LoanWorkflow:
     def stop(self, order: StopOrder) -> None:
         """Take down that a demand can be met; counts only for one that recalled this loan."""
         if any(other.demand == order.demand for other in self._loan.state.orders):
+            self._loan.stops.add(order.demand)
             self._loan.set(stop_ordered=True)
 
     @workflow.signal
@@ -215,7 +216,9 @@ class LoanWorkflow:
         """Take down that a demand does not want it any more; a job that is stopping already goes on stopping."""
         loan = self._loan
         if loan.state.phase is not LoanPhase.STOPPING:
-            loan.set(orders=tuple(other for other in loan.state.orders if other.demand != order.demand))
+            loan.stops.discard(order.demand)
+            orders = tuple(other for other in loan.state.orders if other.demand != order.demand)
+            loan.set(orders=orders, stop_ordered=bool(loan.stops))
 
     # ---- updates of people
 

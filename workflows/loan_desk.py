@@ -34,6 +34,9 @@ class LoanDesk:
         self.told: set[str] = set()
         """Demands that know that the Workload may be stopped."""
 
+        self.stops: set[str] = set()
+        """Demands that can be met once it is stopped."""
+
     # ---- what is wanted
 
     @property
@@ -48,8 +51,8 @@ class LoanDesk:
 
     @property
     def stop_wanted(self) -> bool:
-        """Whether a demand can be met, or a person asked for the return."""
-        return self.state.stop_ordered or any(not order.reclaim for order in self.state.orders)
+        """Whether a demand that still wants it can be met, or a person asked for the return."""
+        return any(not order.reclaim or order.demand in self.stops for order in self.state.orders)
 
     @property
     def deadline(self) -> datetime | None:
@@ -94,7 +97,8 @@ class LoanDesk:
     async def answer(self, outcome: LoanOutcome, reason: str) -> None:
         """Answer everybody who waits; the recall is over for them."""
         orders = self.state.orders
-        self.set(orders=())
+        self.set(orders=(), stop_ordered=False)
+        self.stops.clear()
         for order in orders:
             if order.reclaim:
                 await self._report(order, outcome, reason)

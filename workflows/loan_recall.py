@@ -8,7 +8,7 @@ from typing import Final
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from gpubank.domain.recall import LOAN_MOVES, LoanInput, LoanOutcome, LoanPhase
+    from gpubank.domain.recall import LOAN_MOVES, CheckpointSummary, LoanInput, LoanOutcome, LoanPhase
     from gpubank.domain.steps import CheckpointOutcome, CheckpointStep, LoanStep, StopResult
     from workflows.details import clock
     from workflows.loan_desk import LoanDesk
@@ -22,6 +22,9 @@ REFRESH: Final = timedelta(seconds=30)
 
 CHECK_DEMANDS: Final = timedelta(seconds=60)
 """How often a Loan that may be stopped makes sure that somebody still wants it."""
+
+ENDED: Final = "the job finished or is gone"
+"""Why a term ends that nobody ended."""
 
 _RECALL_PHASES: Final = frozenset({LoanPhase.RECALLED, LoanPhase.CHECKPOINTING, LoanPhase.DURABLE})
 
@@ -44,20 +47,29 @@ class LoanRecalls(LoanDesk):
         self._lost = False
         """It will be stopped without the checkpoint that its class asks for."""
 
+        self._saved = False
+        """A checkpoint of this recall is verified; those of earlier ones say nothing about the work since."""
+
     async def recall(self) -> None:
         """Carry out the recall that the first order asks for, for everybody who asks meanwhile."""
+        if self.state.finished and await self._has_ended():
+            await self.see_off(ENDED)
+            return
+        if not self.state.orders:
+            return
         order = self.state.orders[0]
         number = self.state.recalls + 1
-        self.set(recalls=number, deadline=order.deadline, stop_ordered=False)
+        self.set(recalls=number, deadline=order.deadline)
         self.told.clear()
-        self._lost = False
+        self._lost, self._saved = False, False
         step = self.step(number, order.reason)
         found = await self.acts.recall_lines(step, lambda: self.unwanted)
         if found is None:
-            await self._let_go(step, "nobody wants it any more")
+            if not self.state.orders:
+                await self._let_go(step, "nobody wants it any more")
             return
         if not found.lines:
-            why = "the job finished or is gone" if found.finished else "it holds no loan now"
+            why = ENDED if found.finished else "it holds no loan now"
             self.set(deadline=None, finished=found.finished)
             await self.answer(LoanOutcome.GONE if found.finished else LoanOutcome.RETURNED, why)
             return
@@ -71,6 +83,12 @@ class LoanRecalls(LoanDesk):
             end = await self._await_stop(step)
         await self._conclude(end, step)
 
+    async def _has_ended(self) -> bool:
+        """Look whether the Workload has ended, as was said; where it was said in error, it is forgotten."""
+        sight = await self.acts.look(self.step())
+        self.set(finished=sight.finished)
+        return sight.finished
+
     async def _conclude(self, end: _Next, step: LoanStep) -> None:
         if end is _Next.RELEASED:
             await self._let_go(step, "nobody wants it any more")
@@ -80,7 +98,7 @@ class LoanRecalls(LoanDesk):
             self.move(LoanPhase.STOPPING, "deactivated")
             await self.see_off(step.reason)
         else:
-            await self.see_off("the job finished or is gone")
+            await self.see_off(ENDED)
 
     async def _save(self, step: LoanStep) -> _Next:
         """Tell the owner, and have a checkpoint verified where the class asks for one."""
@@ -112,12 +130,8 @@ class LoanRecalls(LoanDesk):
             self.set(note="no pod runs: nothing is lost by stopping it")
             return _Next.READY
         if outcome is not None and outcome.checkpoint is not None:
-            saved = outcome.checkpoint
-            self.set(
-                checkpoint=saved,
-                last_step=max(self.state.last_step, saved.step),
-                note=f"its checkpoint of step {saved.step} is verified",
-            )
+            self._keep(outcome.checkpoint)
+            self.set(note=f"its checkpoint of step {outcome.checkpoint.step} is verified")
             return _Next.READY
         if self.state.finished:
             return _Next.FINISHED
@@ -126,6 +140,10 @@ class LoanRecalls(LoanDesk):
         why = outcome.failure if outcome is not None else f"no verified checkpoint by {clock(self.deadline)}"
         self.set(note=why)
         return _Next.FAILED
+
+    def _keep(self, saved: CheckpointSummary) -> None:
+        self._saved = True
+        self.set(checkpoint=saved, last_step=max(self.state.last_step, saved.step))
 
     async def _checkpoint(
         self, step: LoanStep, ask: int, until: Callable[[], datetime | None]
@@ -161,12 +179,14 @@ class LoanRecalls(LoanDesk):
                 return _Next.FINISHED
             if not self.state.orders:
                 return _Next.RELEASED
-            if self.stop_wanted:
-                return await self._stop(step)
+            if self.stop_wanted and (end := await self._stop(step)) is not None:
+                return end
 
-    async def _stop(self, step: LoanStep) -> _Next:
-        await self._refresh(step)
-        result = await self.acts.stop(step, lambda: self.unwanted)
+    async def _stop(self, step: LoanStep) -> _Next | None:
+        """Stop it; None if those who could be met have let go of it, and others still wait for it."""
+        if not await self._refresh(step):
+            return _Next.FAILED
+        result = await self.acts.stop(step, lambda: self.unwanted or not self.stop_wanted)
         if result is StopResult.STOPPED:
             await self._book_loss(step)
             return _Next.STOPPED
@@ -175,22 +195,37 @@ class LoanRecalls(LoanDesk):
         if result is StopResult.REFUSED:
             self.set(note="its lines were not recalled any more")
             return _Next.FAILED
-        return _Next.FINISHED if self.state.finished else _Next.RELEASED
+        if self.state.finished:
+            return _Next.FINISHED
+        return None if self.state.orders else _Next.RELEASED
 
-    async def _refresh(self, step: LoanStep) -> None:
-        """Ask once more where the checkpoint has grown old; the older one stands if no fresh one comes in time."""
-        saved, order = self.state.checkpoint, self.state.order
-        if self._lost or saved is None or order is None or not order.needs_checkpoint:
-            return
-        if workflow.now() - saved.verified_at <= order.max_checkpoint_age:
-            return
-        self.move(LoanPhase.CHECKPOINTING, "its checkpoint has grown old: asked once more")
+    async def _refresh(self, step: LoanStep) -> bool:
+        """Ask once more where the checkpoint has grown old, or where nothing ran when it was asked before.
+
+        An older checkpoint of this recall stands if no fresh one comes in time. False if there is none at all, though
+        pods run now, and its policy protects it.
+        """
+        order = self.state.order
+        if self._lost or order is None or not any(each.needs_checkpoint for each in self.state.orders):
+            return True
+        saved = self.state.checkpoint if self._saved else None
+        if saved is not None and workflow.now() - saved.verified_at <= order.max_checkpoint_age:
+            return True
+        why = "its checkpoint has grown old" if saved is not None else "nothing ran when it was asked before"
+        self.move(LoanPhase.CHECKPOINTING, f"{why}: asked once more")
         until = max(self.deadline or workflow.now(), workflow.now() + REFRESH)
         outcome = await self._checkpoint(step, ASK_AGAIN + 1, lambda: until)
         if outcome is not None and outcome.checkpoint is not None:
-            fresh = outcome.checkpoint
-            self.set(checkpoint=fresh, last_step=max(self.state.last_step, fresh.step))
-        self.move(LoanPhase.DURABLE, f"its checkpoint of step {self.state.last_step} stands")
+            self._keep(outcome.checkpoint)
+        nothing = outcome is not None and (outcome.nothing_to_save or outcome.finished)
+        if not self._saved and not nothing and not self.unwanted:
+            if not self.evicts:
+                self._judge(outcome)
+                return False
+            self._lost = True
+        stands = f"its checkpoint of step {self.state.last_step} stands" if self._saved else "may be stopped"
+        self.move(LoanPhase.DURABLE, stands)
+        return True
 
     async def see_off(self, because: str) -> None:
         """See pods and quota gone and the lines returned; then it is parked, or the Loan is over."""
@@ -202,7 +237,9 @@ class LoanRecalls(LoanDesk):
         self.set(finished=gone.finished, deadline=None, stop_ordered=False)
         await self.answer(LoanOutcome.GONE if gone.finished else LoanOutcome.RETURNED, because)
         if gone.finished:
-            self.move(LoanPhase.CLOSED, "the job finished or is gone")
+            self.move(LoanPhase.CLOSED, ENDED)
+            return
+        if self.state.phase is LoanPhase.PARKED:
             return
         self._pass_through(LoanPhase.DURABLE, LoanPhase.STOPPING, note=because)
         self.move(LoanPhase.PARKED, f"stopped: {because}")
@@ -262,4 +299,5 @@ class LoanRecalls(LoanDesk):
         """Forget recalls whose demand has ended although nobody said so, as when a Reclaim was terminated."""
         sight = await self.acts.look(step)
         kept = tuple(o for o in self.state.orders if not o.reclaim or o.demand in sight.live_demands)
-        self.set(orders=kept, finished=self.state.finished or sight.finished)
+        self.stops &= {order.demand for order in kept}
+        self.set(orders=kept, finished=self.state.finished or sight.finished, stop_ordered=bool(self.stops))

@@ -33,7 +33,7 @@ class LabStage:
     ) -> None:
         self._connection, self._objects = connection, KubernetesObjectStore(connection)
         self._bank = bank
-        self.ledger = ledger
+        self.ledger: LedgerStore = ledger
         self.client, self.ui_url = client, ui_url
         settings = " ".join(f"{name}='{value}'" for name, value in bank.settings.items())
         self.hint = f"env {settings} .venv/bin/gpubank quota"

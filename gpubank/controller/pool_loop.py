@@ -33,6 +33,9 @@ MAX_ROUNDS = 50
 MAX_PAUSE = timedelta(hours=1)
 """Longest pause before the same signal is sent again; every one costs a few events of a workflow's history."""
 
+NEEDS_PAUSE = timedelta(minutes=1)
+"""Longest time that a demand may have no Reclaim, as when its Reclaim ended just before it was opened again."""
+
 
 class _Said(NamedTuple):
     """What was said to a process, when, and how long it is not said again."""
@@ -191,7 +194,8 @@ class PoolLoop:
         except BackendError as error:
             log.warning("pool %s: %s", self.pool, error)
             return
-        pause = min(before.pause * 2, MAX_PAUSE) if repeated and before is not None else self._resync
+        longest = MAX_PAUSE if isinstance(message, LoanSignal) else NEEDS_PAUSE
+        pause = min(before.pause * 2, longest) if repeated and before is not None else self._resync
         self._said[key] = _Said(message, now, pause)
 
     async def _send_loan(self, signal: LoanSignal, _: datetime) -> None:

@@ -6,6 +6,7 @@ A step is a function of its arguments and remembers nothing. Its transactions ap
 the one before; each is one decision, so that a crash between two of them leaves quota idle and never lent twice.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 
@@ -25,7 +26,7 @@ from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandState
 from gpubank.domain.facts import PoolFacts, WorkloadFacts
-from gpubank.domain.loan import LineState, WorkloadKey
+from gpubank.domain.loan import Line, LineState, WorkloadKey
 from gpubank.domain.terms import PoolTerms
 from gpubank.domain.transaction import Transaction
 
@@ -54,6 +55,8 @@ class LoanSignal(Message):
     """Term that runs or that it would run in."""
 
     lenders: tuple[str, ...] = ()
+    """Of its lines; at its end of those that only its Loan can return. Without any, the end starts no Loan."""
+
     at: AwareDatetime | None = None
     """When it was admitted or offered; an end is seen when it is said."""
 
@@ -144,6 +147,7 @@ def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
             gpus=sum(other.gpus for other in desk.books.lines_of(uid)),
             kind=SignalKind.ENDED,
             term=line.term,
+            lenders=_left_behind(desk.books.lines_of(uid)),
         )
         for uid, line in sorted(gone.items())
     ]
@@ -154,7 +158,7 @@ def _signal(desk: Desk, workload: WorkloadFacts) -> LoanSignal | None:
     lines = desk.books.lines_of(workload.key.uid)
     granted = [line for line in lines if line.state is LineState.GRANTED]
     if workload.finished:
-        return _say(workload, SignalKind.ENDED, workload.next_term, ())
+        return _say(workload, SignalKind.ENDED, workload.next_term, _left_behind(lines))
     if workload.reserved and workload.active and sum(line.gpus for line in granted) >= workload.gpus > 0:
         lenders = tuple(sorted({line.lender for line in granted}))
         return _say(workload, SignalKind.GRANTED, granted[0].term, lenders, workload.admitted_at)
@@ -162,6 +166,11 @@ def _signal(desk: Desk, workload: WorkloadFacts) -> LoanSignal | None:
         lenders = tuple(sorted({line.lender for line in lines}))
         return _say(workload, SignalKind.OFFERED, workload.next_term, lenders, lines[0].offered_at)
     return None
+
+
+def _left_behind(lines: Iterable[Line]) -> tuple[str, ...]:
+    """Lenders of recalled lines: all others are closed here, whether a Loan runs or not."""
+    return tuple(sorted({line.lender for line in lines if line.state is LineState.RECALLED}))
 
 
 def _say(

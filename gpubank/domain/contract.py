@@ -27,6 +27,13 @@ CAPACITY_ROLE_LABEL: Final = f"{GROUP}/capacity-role"
 EXPECTED_DURATION_ANNOTATION: Final = f"{GROUP}/expected-duration"
 KEEP_RUNNING_ANNOTATION: Final = f"{GROUP}/keep-running-until"
 
+OWNER_ID_LABEL: Final = f"{GROUP}/owner-id"
+"""Who runs it, as the platform's directory names them; a claim until admission writes it."""
+MODEL_NAME: Final = f"{GROUP}/model"
+"""Label, or annotation where the name holds a slash: the model that is trained or served."""
+MODEL_VERSION: Final = f"{GROUP}/model-version"
+"""Label or annotation: that model's version."""
+
 CHECKPOINT_PREFIX: Final = f"checkpoint.{GROUP}"
 CHECKPOINT_TRANSPORT_ANNOTATION: Final = f"{CHECKPOINT_PREFIX}/transport"
 CHECKPOINT_ENDPOINT_ANNOTATION: Final = f"{CHECKPOINT_PREFIX}/endpoint"

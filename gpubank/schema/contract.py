@@ -65,5 +65,17 @@ CONTRACT: Final = (
         "label", contract.QUEUE_LABEL, "`<pool>`, `<pool>-borrow`",
         "Queue: the group's own guarantee, or what the group borrows.",
     ),
+    ContractName(
+        "label", contract.OWNER_ID_LABEL, "identifier",
+        "Who runs it; shown with its GPUs' metrics, marked unverified.",
+    ),
+    ContractName(
+        "label or annotation", contract.MODEL_NAME, "identifier, as `llama-3-70b`",
+        "The model that is trained or served; shown with its GPUs' metrics, marked unverified.",
+    ),
+    ContractName(
+        "label or annotation", contract.MODEL_VERSION, "identifier",
+        "That model's version; shown with its GPUs' metrics, marked unverified.",
+    ),
 )  # fmt: skip
 """Every name of the contract, in the order of the reference."""

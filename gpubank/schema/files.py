@@ -17,7 +17,7 @@ _HEADER: Final = "# Written by `gpubank schema write`; edit the models in gpuban
 _FOLDERS: Final = ("manifests/crds", "manifests/base/admission", "docs/reference")
 """Folders whose every file is generated."""
 
-_ELSEWHERE: Final = frozenset({"docs/reference/cli.md"})
+_ELSEWHERE: Final = frozenset({"docs/reference/cli.md", "docs/reference/metrics-nodeagent.md"})
 """Generated beside ours, by what we may not import."""
 
 

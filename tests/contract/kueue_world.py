@@ -18,6 +18,7 @@ from gpubank.adapters.kubernetes.kinds import (
     NODE,
     POD,
     RESOURCE_FLAVOR,
+    WORKLOAD,
     Kind,
     Object,
 )
@@ -77,7 +78,14 @@ class KueueWorld:
         await self.connection.patch(DEPLOYMENT, name, self.namespace(group), {"spec": {"replicas": replicas}})
 
     async def delete_job(self, group: str, name: str) -> None:
-        assert await self.connection.delete(JOB, name, self.namespace(group))
+        namespace = self.namespace(group)
+        workloads, _, _ = await self.connection.page(WORKLOAD, selectors={})
+        assert await self.connection.delete(JOB, name, namespace)
+        # The garbage collector of a lab that has just started does not know Workloads for half a minute.
+        for body in workloads:
+            owners = [(each["kind"], each["name"]) for each in body["metadata"].get("ownerReferences") or ()]
+            if body["metadata"]["namespace"] == namespace and ("Job", name) in owners:
+                await self.connection.delete(WORKLOAD, body["metadata"]["name"], namespace)
 
     async def finish_job(self, group: str, name: str) -> None:
         selectors = {"labelSelector": f"batch.kubernetes.io/job-name={name}"}

@@ -199,7 +199,7 @@ async def test_a_group_that_left_keeps_its_queues_until_they_are_unused(world: K
     facts = await world.backend.observe(world.pool)
     assert the(facts, "train").reserved
     await world.delete_job("maps", "train")
-    await world.wait_until(lambda facts: job_of(facts, "train") is None)
+    await world.wait_until(lambda facts: (job := job_of(facts, "train")) is None or job.finished)
     assert (await settled(world, "ads")).problems == ()
     await world.wait_until(lambda facts: {queue.group for queue in facts.queues} == {"ads"})
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,7 +17,14 @@ from gpubank.client import BankClient
 from gpubank.decide import compile as compiler
 from gpubank.domain.base import API_VERSION
 from gpubank.domain.books import Books
-from gpubank.domain.contract import RETRYABLE_LABEL, WORKLOAD_TYPE_LABEL, Side
+from gpubank.domain.contract import (
+    CHECKPOINT_ENDPOINT_ANNOTATION,
+    CHECKPOINT_STORAGE_ANNOTATION,
+    CHECKPOINT_TRANSPORT_ANNOTATION,
+    RETRYABLE_LABEL,
+    WORKLOAD_TYPE_LABEL,
+    Side,
+)
 from gpubank.domain.demand import LIVE
 from gpubank.domain.errors import BankError
 from gpubank.domain.facts import PoolFacts, WorkloadFacts
@@ -168,18 +175,32 @@ class Bank:
     async def ask(
         self, group: str, name: str, gpus: int = 8, *, pods: int = 1, priority: int = 0, trains: Path | None = None
     ) -> None:
-        """Submit a job to a group's borrow queue: retryable, or a trainee that saves once `trains` is there."""
-        self._jobs.append((group, name))
-        labels, annotations, command = {RETRYABLE_LABEL: "true"}, {}, None
-        if trains is not None:
+        """Submit a job to a group's borrow queue: retryable, or a trainee that saves once the gate `trains` is open."""
+        if trains is None:
+            labels, annotations, command = {RETRYABLE_LABEL: "true"}, {}, None
+        else:
             storage = self.folder / name
             storage.mkdir()
-            labels = {WORKLOAD_TYPE_LABEL: "training", RETRYABLE_LABEL: "false"}
-            annotations = {
-                "checkpoint.platform.aik8s.run/transport": "http",
-                "checkpoint.platform.aik8s.run/storage": storage.as_uri(),
-            }
+            labels, annotations = _checkpointable(storage)
             command = [sys.executable, str(TRAINEE), str(storage), str(trains)]
+        await self._ask(group, name, gpus, pods, priority, labels, annotations, command)
+
+    async def train(self, group: str, name: str, command: Sequence[str], storage: Path, gpus: int = 8) -> None:
+        """Submit a training run of one pod to a group's borrow queue, with its checkpoints below `storage`."""
+        await self._ask(group, name, gpus, 1, 0, *_checkpointable(storage), command)
+
+    async def _ask(
+        self,
+        group: str,
+        name: str,
+        gpus: int,
+        pods: int,
+        priority: int,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+        command: Sequence[str] | None,
+    ) -> None:
+        self._jobs.append((group, name))
         await self.world.submit_job(
             JobRequest(
                 self.name(group),
@@ -199,7 +220,7 @@ class Bank:
         await self.ask(group, name, gpus, **how)
         workload = await self.placed(name)
         if how.get("trains") is not None:
-            await self.until_facts(lambda facts: _answers(job_of(facts, name)), f"{name} answers")
+            await self.answers(name)
         return workload
 
     def gate(self, *, opened: bool = False) -> Path:
@@ -267,6 +288,10 @@ class Bank:
 
         await self.until_facts(holds, f"{name} is placed")
         return await self.workload(name)
+
+    async def answers(self, name: str) -> None:
+        """See a job say where its checkpoint hook listens."""
+        await self.until_facts(lambda facts: _answers(job_of(facts, name)), f"{name} answers")
 
     async def gone(self, name: str) -> WorkloadFacts:
         """See a job hold neither quota nor pods."""
@@ -367,16 +392,12 @@ class Bank:
 
     async def _drift(self) -> dict[str, tuple[int, int]]:
         """Return the queues whose quota is not what the books say: what it is, and what it should be."""
-        quotas = compiler.nominals(await self.books())
-        facts = await self.facts()
-        wanted = {(queue.group, queue.kind): quotas.get((queue.group, queue.kind), 0) for queue in facts.queues}
-        missing = {
-            f"{group}/{kind}": (-1, gpus) for (group, kind), gpus in quotas.items() if (group, kind) not in wanted
-        }
-        return missing | {
-            queue.name: (queue.nominal, wanted[queue.group, queue.kind])
-            for queue in facts.queues
-            if queue.nominal != wanted[queue.group, queue.kind]
+        wanted = {key: gpus for key, gpus in compiler.nominals(await self.books()).items() if gpus}
+        found = {(queue.group, queue.kind): queue.nominal for queue in (await self.facts()).queues}
+        return {
+            f"{group}/{kind}": (found.get((group, kind), -1), wanted.get((group, kind), 0))
+            for group, kind in wanted.keys() | found.keys()
+            if found.get((group, kind), -1) != wanted.get((group, kind), 0)
         }
 
     async def _unbacked(self) -> dict[str, tuple[int, int]]:
@@ -412,6 +433,7 @@ class Bank:
         rows += ["demands:"] + [
             f"  {d.demand_id} {d.state} idle={d.idle} of {d.gpus}: {d.reason}" for d in books.demands
         ]
+        rows += [f"drift: {await self._drift()}", f"unbacked: {await self._unbacked()}"]
         rows += ["queues:"] + [f"  {q.name} {q.reserved}/{q.nominal} {q.stamp} {q.fenced}" for q in facts.queues]
         rows += ["workloads:"]
         for w in facts.workloads:
@@ -460,7 +482,13 @@ class Bank:
 def _answers(workload: WorkloadFacts | None) -> bool:
     """Whether the first pod says where its hook listens."""
     pods = workload.pod_facts if workload is not None else ()
-    return any("checkpoint.platform.aik8s.run/endpoint" in pod.annotations for pod in pods)
+    return any(CHECKPOINT_ENDPOINT_ANNOTATION in pod.annotations for pod in pods)
+
+
+def _checkpointable(storage: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return labels and annotations of a training run that saves below `storage`."""
+    annotations = {CHECKPOINT_TRANSPORT_ANNOTATION: "http", CHECKPOINT_STORAGE_ANNOTATION: storage.as_uri()}
+    return {WORKLOAD_TYPE_LABEL: "training", RETRYABLE_LABEL: "false"}, annotations
 
 
 def _at_rest(line: Line) -> bool:

@@ -168,6 +168,26 @@ def test_a_closing_line_does_not_return_while_an_evicted_workloads_pods_end(mode
     assert states(model, "x") == []
 
 
+def test_a_closing_line_does_not_return_while_the_queue_shows_more_reserved_than_its_quota(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(model, "x", 8)
+    model.finish("x")
+    model.step()
+    model.write()
+    model.fence()
+    facts = model.facts()
+    late = tuple(
+        q.model_copy(update={"reserved": 8}) if (q.group, q.kind) == ("a", BORROW) else q for q in facts.queues
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "facts", lambda: facts.model_copy(update={"queues": late}))
+        model.step()
+    assert states(model, "x") == [("Closing", 8)]
+    model.step()
+    assert states(model, "x") == []
+
+
 def test_a_line_goes_to_the_workload_of_the_group_that_took_its_quota(model: Model) -> None:
     model.submit("x", "a", BORROW, 8)
     for _ in range(2):

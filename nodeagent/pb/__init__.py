@@ -1,0 +1,1 @@
+"""Generated stubs of the kubelet's gRPC APIs; see regenerate.sh."""
