@@ -1,7 +1,7 @@
 """What the bank needs from the outside, in its own words. One contract suite per port, run on every adapter."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from gpubank.decide.attest import Escape
@@ -10,6 +10,7 @@ from gpubank.domain.books import Books
 from gpubank.domain.checkpoint import CheckpointAnswer, CheckpointRequest, CheckpointTarget, FileFact
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import Mark, PoolFacts
+from gpubank.domain.failsafe import Beat, CohortFacts, CohortQueue
 from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 from gpubank.domain.ledger import AuditEvent, Posting, VerifyReport, WorkloadUse
 from gpubank.domain.loan import Line, WorkloadKey
@@ -41,6 +42,14 @@ class QuotaBackend(Protocol):
 
         Writing what stands already is success. Raises `ConflictError` where the queue bears a higher stamp, was
         changed since it was read, or the fail-safe holds.
+        """
+        ...
+
+    async def take_back(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
+        """Take one queue out of the fail-safe's Cohort, with its quota and stamp in the same write.
+
+        One that stands in no Cohort is written as by `write_quota`. Raises `ConflictError` while an epoch stands, and
+        where the queue was changed since it was read.
         """
         ...
 
@@ -77,6 +86,10 @@ class LedgerStore(Protocol):
         A key that was committed before is success and writes nothing. Raises `ConflictError` and `LedgerError` as
         `Books.applied` does.
         """
+        ...
+
+    async def beat(self, cluster: str, pool: str) -> None:
+        """Commit one write that changes nothing; raise `BackendError` where the ledger takes none."""
         ...
 
     async def pools(self) -> Sequence[tuple[str, str]]:
@@ -134,6 +147,61 @@ class Processes(Protocol):
 
     async def signal_needs(self, cluster: str, pool: str, lender: str, demands: Sequence[str], *, at: datetime) -> None:
         """Tell a lender's Reclaim which demands are open."""
+        ...
+
+
+class Leases(Protocol):
+    """Signs of life that others watch (Leases in the bank's own namespace)."""
+
+    async def read(self, name: str) -> Beat | None:
+        """Return the Lease as it stands, or None while it is missing."""
+        ...
+
+    async def renew(
+        self, name: str, *, holder: str, duration: timedelta, promises: Mapping[str, int] | None = None
+    ) -> None:
+        """Renew the Lease, whoever held it before, and create it where it is missing."""
+        ...
+
+
+class Heartbeats(Protocol):
+    """The heartbeats of pools (Temporal); both calls are idempotent."""
+
+    async def start_heartbeat(self, cluster: str, pool: str) -> None:
+        """Start the pool's heartbeat, unless it runs."""
+        ...
+
+    async def end_heartbeat(self, cluster: str, pool: str) -> None:
+        """End it, as when the pool is removed."""
+        ...
+
+
+class FailSafeBackend(Protocol):
+    """The watchdog's hand at a scheduler: Cohorts and queues, and nothing else.
+
+    Every write is a compare-and-set on what was seen and raises `ConflictError` where that has changed.
+    """
+
+    async def observe(self, pool: str) -> CohortFacts:
+        """Return the pool's Cohort and its queues as they stand in the store."""
+        ...
+
+    async def begin(self, pool: str, epoch: int, *, at: datetime, seen: str) -> None:
+        """Write the epoch on the Cohort and take its own quota off it; `seen` is empty where there is no Cohort."""
+        ...
+
+    async def enter(
+        self, pool: str, queue: CohortQueue, *, nominal: int, borrowing_limit: int, reclaims: bool, epoch: int
+    ) -> None:
+        """Put one queue into the Cohort, for the epoch."""
+        ...
+
+    async def lend(self, pool: str, surplus: int, *, seen: str) -> None:
+        """Set the Cohort's own quota."""
+        ...
+
+    async def end(self, pool: str, epoch: int, *, seen: str) -> None:
+        """Clear the epoch; what stands in the Cohort stays there until the bank takes it back."""
         ...
 
 

@@ -74,6 +74,8 @@ class PodSeen:
     """As `claims_of` reads them."""
 
     verified: frozenset[str] = frozenset()
+    static_uid: str = ""
+    """Of the mirror of a static pod, as its annotation says: the UID by which the kubelet knows the pod."""
 
 
 def claims_of(labels: Mapping[str, str], annotations: Mapping[str, str], controller_uid: str = "") -> dict[str, str]:
@@ -113,24 +115,22 @@ def node_metadata(
     issued_at: datetime,
     limits: Limits | None = None,
 ) -> NodeMetadata:
-    """Say what one node is told; pods of other nodes, and pods that cannot be named, are left out."""
+    """Say what one node is told; pods of other nodes, and pods that cannot be named, are left out.
+
+    Anybody can write a static pod's annotation, so it never takes a UID that a real pod has.
+    """
     limits = limits or Limits()
-    told = {
-        pod.uid: PodMetadata(
-            uid=pod.uid,
-            namespace=pod.namespace,
-            name=pod.name,
-            org=booked.get(pod.namespace, ()),
-            claims=pod.claims,
-            verified=pod.verified,
-        )
-        for pod in sorted(pods, key=lambda pod: pod.uid)
-        if pod.node == node and is_uid(pod.uid) and is_object_name(pod.namespace) and is_object_name(pod.name)
-    }
+    told: dict[str, PodMetadata] = {}
+    for pod in sorted(pods, key=lambda pod: (bool(pod.static_uid), pod.uid)):
+        uid = pod.static_uid or pod.uid
+        named = is_uid(uid) and is_object_name(pod.namespace) and is_object_name(pod.name)
+        if named and pod.node == node and uid not in told:
+            org = booked.get(pod.namespace, ())
+            told[uid] = PodMetadata(uid, pod.namespace, pod.name, org, pod.claims, pod.verified)
     return NodeMetadata(
         node=node,
         issued_at=issued_at,
-        pods=dict(list(told.items())[: limits.pods]),
+        pods=dict(sorted(told.items())[: limits.pods]),
         devices=dict(sorted((devices or {}).items())[: limits.devices]),
     )
 

@@ -57,14 +57,14 @@ def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:
     A queue is written when its quota differs, or when its stamp is older than a row that concerns it and whose fence
     somebody waits for. Lowerings come first, so that a writer that stops at the first failure has lent nothing
     twice; the rest is in the order of names. A queue with a higher stamp than the books is left alone (the books are
-    stale), and so is everything while the fail-safe holds. Queues that the books do not know get nothing.
+    stale), and so is everything while the fail-safe holds or queues are on their way back from it. Queues that the books do not know get nothing.
     """
-    if facts.fail_safe_epoch:
+    if facts.in_fail_safe:
         return ()
     quotas, latest = nominals(books), revisions(books)
     found: list[tuple[bool, str, Side, int]] = []
     for queue in facts.queues:
-        if queue.fail_safe or queue.stamp > books.revision:
+        if queue.stamp > books.revision:
             continue
         key = queue.group, queue.kind
         nominal = quotas.get(key, 0)

@@ -45,16 +45,17 @@ class Desk:
 
     # ---- writing
 
-    def write(self, event: str, note: str, **rows: Any) -> None:
+    def write(self, event: str, note: str, *, at: datetime | None = None, **rows: Any) -> None:
         """Add one transaction and apply it; its key is the event and the revision that it was decided on.
 
-        The revision makes a key unique: the same event at another revision is another decision.
+        The revision makes a key unique: the same event at another revision is another decision. `at` is when it came
+        true, where that is known better than by when it is decided.
         """
         head: dict[str, Any] = {
             "key": f"{event}/{self.books.revision}",
             "cluster": self.books.cluster,
             "pool": self.books.pool,
-            "at": self.now,
+            "at": at or self.now,
             "actor": ACTOR,
             "note": note,
         }

@@ -97,7 +97,7 @@ def plan_recall(
     demand = books.demand(demand_id)
     if demand is None or demand.state is not DemandState.OPEN:
         return RecallPlan(complete=demand is not None, reason="" if demand is not None else "the demand has ended")
-    if desk.frozen or facts.fail_safe_epoch:
+    if desk.frozen or facts.in_fail_safe:
         why = "the pool is frozen" if desk.frozen else "the scheduler is in charge until the fail-safe ends"
         return RecallPlan(need=demand.gpus, covered=min(demand.idle, demand.gpus), reason=why)
     return _Planner(desk, demand, spared).plan()

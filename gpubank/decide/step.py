@@ -19,6 +19,7 @@ from gpubank.decide.lend import offer_loans
 from gpubank.decide.limits import cure_overdraft, follow_limits
 from gpubank.decide.offers import settle_novations, settle_offers, whole_offer
 from gpubank.decide.placement import follow_placement
+from gpubank.decide.settle import settle
 from gpubank.decide.use import close_unused, reattach, settle_closing
 from gpubank.decide.waiting import WaitingNote, notes
 from gpubank.domain.base import GpuCount, Message
@@ -84,11 +85,12 @@ class Step(Message):
 def step(facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> Step:
     """Decide everything that can be decided about one pool now.
 
-    Under the fail-safe nothing is decided: the scheduler is in charge.
+    Under the fail-safe nothing is decided: the scheduler is in charge, and the books are settled by what runs.
     """
-    if facts.fail_safe_epoch:
-        return Step()
     desk = Desk(facts, books, terms, now)
+    if facts.in_fail_safe:
+        settle(desk)
+        return _said(desk)
     follow_capacity(desk)
     reattach(desk)
     settle_closing(desk)
@@ -106,11 +108,14 @@ def step(facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> Ste
     _wake_for_fences(desk)
     if desk.frozen and terms.freeze is not None and terms.freeze.until is not None:
         desk.wake(terms.freeze.until)
+    return _said(desk).model_copy(update={"waiting": notes(desk)})
+
+
+def _said(desk: Desk) -> Step:
     return Step(
         transactions=tuple(desk.transactions),
         signals=_signals(desk),
         needs=_needs(desk),
-        waiting=notes(desk),
         wake_at=min(desk.wakes, default=None),
     )
 

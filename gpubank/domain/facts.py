@@ -176,6 +176,14 @@ class PoolFacts(Message):
     fail_safe_epoch: int = 0
     """Epoch of the fail-safe; 0 when the bank is in charge."""
 
+    fail_safe_since: AwareDatetime | None = None
+    """When the fail-safe was last switched on, whether it still stands or not."""
+
+    @property
+    def in_fail_safe(self) -> bool:
+        """Whether the scheduler borrows by itself: an epoch stands, or queues are still on their way back."""
+        return self.fail_safe_epoch != 0 or any(queue.fail_safe for queue in self.queues)
+
     def queue(self, group: str, kind: Side) -> QueueFacts | None:
         """Return the group's queue, or None while it does not exist."""
         return next((q for q in self.queues if q.group == group and q.kind is kind), None)

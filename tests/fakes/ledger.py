@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpubank.domain.books import Books
+from gpubank.domain.errors import BackendError
 from gpubank.domain.ledger import GENESIS, AuditEvent, Posting, VerifyReport, WorkloadUse
 from gpubank.domain.loan import Line
 from gpubank.domain.transaction import Transaction
@@ -22,6 +23,8 @@ class MemoryLedger:
         self.history: list[Transaction] = []
         self.uses: list[WorkloadUse] = []
         self.notes: dict[str, AuditEvent] = {}
+        self.gone = False
+        """Whether it takes no heartbeat."""
 
     async def books(self, cluster: str, pool: str) -> Books:
         return self._books.get((cluster, pool), Books(cluster=cluster, pool=pool))
@@ -36,6 +39,11 @@ class MemoryLedger:
         self.rows |= {line.line_id: line for line in applied.lines}
         self.history.append(transaction)
         return applied.books
+
+    async def beat(self, cluster: str, pool: str) -> None:
+        """Take a write; tests make it fail."""
+        if self.gone:
+            raise BackendError("ledger database: it is gone; see that it runs and try again")
 
     async def pools(self) -> Sequence[tuple[str, str]]:
         return sorted(self._books)

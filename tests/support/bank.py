@@ -38,7 +38,7 @@ LOOK: Final = 0.1
 AUDIT: Final = 0.03
 """Seconds between two looks of the audit at the quotas."""
 
-PATIENCE: Final = 40.0
+PATIENCE: Final = 60.0
 """Longest wait for one thing, in seconds, on a machine that does much else; most take one or two."""
 
 TRAINEE: Final = Path(__file__).with_name("trainee.py")
@@ -177,13 +177,12 @@ class Bank:
     ) -> None:
         """Submit a job to a group's borrow queue: retryable, or a trainee that saves once the gate `trains` is open."""
         if trains is None:
-            labels, annotations, command = {RETRYABLE_LABEL: "true"}, {}, None
+            await self._ask(group, name, gpus, pods, priority, {RETRYABLE_LABEL: "true"}, {}, None)
         else:
             storage = self.folder / name
             storage.mkdir()
-            labels, annotations = _checkpointable(storage)
             command = [sys.executable, str(TRAINEE), str(storage), str(trains)]
-        await self._ask(group, name, gpus, pods, priority, labels, annotations, command)
+            await self._ask(group, name, gpus, pods, priority, *_checkpointable(storage), command)
 
     async def train(self, group: str, name: str, command: Sequence[str], storage: Path, gpus: int = 8) -> None:
         """Submit a training run of one pod to a group's borrow queue, with its checkpoints below `storage`."""

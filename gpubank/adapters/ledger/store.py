@@ -86,6 +86,16 @@ class SqlLedger:
         """
         return await self._database.write(lambda connection: writing.commit(connection, transaction))
 
+    async def beat(self, cluster: str, pool: str) -> None:
+        """Commit one write that changes nothing: proof that the database takes writes, by this process, now."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await writing.lock(connection, cluster, pool)
+            of_pool = pools.c.cluster == cluster, pools.c.pool == pool
+            await connection.execute(update(pools).where(*of_pool).values(revision=pools.c.revision))
+
+        await self._database.write(work)
+
     async def pools(self) -> Sequence[tuple[str, str]]:
         """Every (cluster, pool) that has books."""
         return sorted(await self._read(select(pools), lambda row: (str(row["cluster"]), str(row["pool"]))))

@@ -116,6 +116,11 @@ class KueueBackend:
         await self._view.caches.ready()  # who waits is seen in them
         await self._writer.write_quota(pool, group, kind, nominal=nominal, revision=revision)
 
+    async def take_back(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
+        """Take a queue out of the fail-safe's Cohort, with its quota and stamp; see the port."""
+        await self._view.caches.ready()
+        await self._writer.take_back(pool, group, kind, nominal=nominal, revision=revision)
+
     async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
         """Deactivate a Workload and mark it; see the port."""
         await self._writer.stop(pool, workload, mark, seen=seen)
@@ -134,7 +139,7 @@ class KueueBackend:
         if entry is None or entry.uid != workload.uid or entry.reserved:
             return
         queue = self._view.queues.get(self._queue_of(entry))
-        if queue is None or not queues.belongs(queue, pool):
+        if queue is None or not queues.belongs(queue, pool) or queues.in_cohort(queue):
             return
         entries = self._order.next_in(queue, queues.nominal(queue))
         if any(each.uid == workload.uid for each in entries):

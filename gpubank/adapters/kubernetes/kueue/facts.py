@@ -96,6 +96,7 @@ class PoolReader:
             ),
             nodes=self._read_nodes(seen, pods, resource),
             fail_safe_epoch=queues.fail_safe_epoch(seen.cohort),
+            fail_safe_since=queues.fail_safe_since(seen.cohort),
         )
 
     def _read_nodes(self, seen: Seen, pods: Iterable[PodEntry], resource: str) -> tuple[NodeFacts, ...]:

@@ -114,11 +114,17 @@ class _Run:
             self.problems.append(told)
 
     def in_fail_safe(self, pool: str) -> bool:
+        """Tell whether the pool's queues are not the layout's now: the watchdog's, or on their way back from it."""
         epoch = queues.fail_safe_epoch(self._view.cohorts.get(cohort_name(pool)))
         if epoch:
             message = f"pool {pool!r} is in fail-safe epoch {epoch}: its queues are the watchdog's until it ends"
             self.problem("FailSafe", message)
-        return epoch != 0
+        elif any(queues.on_its_way_back(body, pool) for body in self._view.queues):
+            message = f"pool {pool!r} comes back from its fail-safe: its queues are laid out when they have their loans"
+            self.problem("FailSafe", message)
+        else:
+            return False
+        return True
 
     async def each(self, steps: Iterable[Any]) -> None:
         async def one(step: Any) -> None:

@@ -4,12 +4,15 @@ The quota is not part of the layout: a queue is born with 0 and without a stamp,
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, Kind, Object
 from gpubank.adapters.kubernetes.quantities import ceil, floor
 from gpubank.domain.contract import (
     FAIL_SAFE_EPOCH_ANNOTATION,
+    FAIL_SAFE_LAST_ANNOTATION,
+    FAIL_SAFE_SINCE_ANNOTATION,
     GROUP_LABEL,
     MANAGED_BY,
     MANAGED_BY_LABEL,
@@ -18,6 +21,7 @@ from gpubank.domain.contract import (
     SIDE_LABEL,
     Side,
     borrow_queue,
+    cohort_name,
     flavor_name,
     local_borrow_queue,
     local_own_queue,
@@ -141,9 +145,41 @@ def in_cohort(body: Object) -> bool:
     return bool(body["spec"].get("cohortName"))
 
 
-def fail_safe_epoch(cohort: Object | None) -> int:
-    """Return the epoch of the fail-safe; 0 when the bank is in charge."""
-    return _whole(cohort["metadata"].get("annotations"), FAIL_SAFE_EPOCH_ANNOTATION, 0) if cohort else 0
+def fail_safe_epoch(body: Object | None) -> int:
+    """Return the epoch of the fail-safe on a Cohort or a queue; 0 when the bank is in charge."""
+    return _whole(body["metadata"].get("annotations"), FAIL_SAFE_EPOCH_ANNOTATION, 0) if body else 0
+
+
+def last_epoch(cohort: Object) -> int:
+    """Return the highest epoch that ever stood; 0 for none."""
+    return _whole(cohort["metadata"].get("annotations"), FAIL_SAFE_LAST_ANNOTATION, 0)
+
+
+def fail_safe_since(cohort: Object | None) -> datetime | None:
+    """Return when the fail-safe was last switched on; None if it never was."""
+    if cohort is None:
+        return None
+    text = (cohort["metadata"].get("annotations") or {}).get(FAIL_SAFE_SINCE_ANNOTATION, "")
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def on_its_way_back(body: Object, pool: str) -> bool:
+    """Tell whether a queue of the pool still stands where the fail-safe put it."""
+    return belongs(body, pool) and body["spec"].get("cohortName") == cohort_name(pool) and fail_safe_epoch(body) > 0
+
+
+def borrowing_limit(body: Object) -> int | None:
+    """Return the limit on what a queue borrows in its Cohort; None where it has none."""
+    for group in body["spec"].get("resourceGroups") or ():
+        for flavor_ in group.get("flavors") or ():
+            for each in flavor_.get("resources") or ():
+                if (limit := each.get("borrowingLimit")) is not None:
+                    return int(floor(limit))
+    return None
 
 
 def _amount(flavors: list[Object], resource: str, read: Any) -> int:

@@ -14,7 +14,13 @@ from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, COHORT, WORKLOAD, K
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.entries import read_mark, write_mark
 from gpubank.adapters.kubernetes.kueue.order import Order
-from gpubank.domain.contract import MARK_ANNOTATION, REVISION_ANNOTATION, Side, cohort_name
+from gpubank.domain.contract import (
+    FAIL_SAFE_EPOCH_ANNOTATION,
+    MARK_ANNOTATION,
+    REVISION_ANNOTATION,
+    Side,
+    cohort_name,
+)
 from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import Mark
 from gpubank.domain.loan import WorkloadKey
@@ -43,6 +49,32 @@ class Writer:
         except ConflictError:
             # Kueue writes its status all the time: once more, with everything read and checked anew.
             await self._set(pool, await self._read(pool, name, revision), nominal, revision)
+
+    async def take_back(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
+        """Take a queue out of the fail-safe's Cohort with its quota and stamp; see the port.
+
+        The queue is read before the Cohort: an epoch that begins after that stamps the queue itself, and whoever wrote
+        first is the one that the other's write is checked against.
+        """
+        name = queues.QUEUE_NAMES[kind](group, pool)
+        body = await self._connection.get(CLUSTER_QUEUE, name)
+        _refuse_in_fail_safe(pool, await self._connection.get(COHORT, cohort_name(pool)))
+        if body is None or not queues.belongs(body, pool) or not queues.in_cohort(body):
+            await self.write_quota(pool, group, kind, nominal=nominal, revision=revision)
+            return
+        metadata = body["metadata"]
+        change = {
+            "metadata": {
+                "annotations": {REVISION_ANNOTATION: str(revision), FAIL_SAFE_EPOCH_ANNOTATION: None},
+            },
+            "spec": {
+                "cohortName": None,
+                "preemption": queues.NEVER,
+                "resourceGroups": queues.resource_groups(pool, queues.resource_of(body), nominal),
+            },
+        }
+        written = await self._connection.patch(CLUSTER_QUEUE, name, None, change, version=metadata["resourceVersion"])
+        self._absorb(CLUSTER_QUEUE, written)
 
     async def _read(self, pool: str, name: str, revision: int) -> Object:
         """Return the queue; raise unless a quota of `revision` may be written to it."""
