@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from temporalio import activity
 
+from gpubank.domain.failsafe import HeartbeatInput
 from gpubank.domain.ledger import WorkloadUse
 from gpubank.domain.recall import RecallOrder
 from gpubank.domain.steps import (
@@ -167,4 +168,13 @@ class ReclaimCalls(Protocol):
     @activity.defn(name="reclaim.end_demand")
     async def end_demand(self, end: EndDemand) -> None:
         """End the demand in the books and write the quotas that follow."""
+        ...
+
+
+class HeartbeatCalls(Protocol):
+    """The sign of life of one pool's bank; on the cluster's queue."""
+
+    @activity.defn(name="heartbeat.beat")
+    async def beat(self, pool: HeartbeatInput) -> None:
+        """Renew the pool's Lease if the whole bank is at work there, again and again; ends only when it is left."""
         ...

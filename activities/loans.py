@@ -291,8 +291,6 @@ class LoanActivities(LoanCalls):
             if queue.stamp < revision:
                 await self._pools.write_quotas(step.pool)
             raise not_yet(f"queue {queue.name!r} is fenced at revision {queue.fenced}, not yet at {revision}")
-        if any(_lacks(workload, books) for workload in facts.workloads if workload.group == step.borrower):
-            return True
         # Other recalled Workloads of the group may still run on quota that its queue no longer shows.
         running = {workload.key.uid for workload in facts.workloads if workload.reserved}
         still_running = sum(
@@ -300,9 +298,11 @@ class LoanActivities(LoanCalls):
             for line in in_state(books.lines, LineState.RECALLED)
             if line.borrower == step.borrower and line.workload.uid in running - {step.workload.uid}
         )
-        if queue.reserved > queue.nominal + still_running:
+        if queue.reserved <= queue.nominal + still_running:
+            return False
+        if not any(_lacks(workload, books) for workload in facts.workloads if workload.group == step.borrower):
             raise not_yet(f"queue {queue.name!r} has {queue.reserved} GPUs reserved over {queue.nominal} of quota")
-        return False
+        return True
 
 
 def _lacks(workload: WorkloadFacts, books: Books) -> bool:

@@ -51,9 +51,10 @@ class Pools:
 
     async def check_in_force(self, facts: PoolFacts) -> None:
         """Raise "not yet" while a freeze or the fail-safe forbids every irreversible step."""
-        if facts.fail_safe_epoch:
+        if facts.in_fail_safe:
+            state = f"epoch {facts.fail_safe_epoch}" if facts.fail_safe_epoch else "it is on its way back"
             raise not_yet(
-                f"pool {facts.pool!r} is under its fail-safe (epoch {facts.fail_safe_epoch}): this step waits",
+                f"pool {facts.pool!r} is under its fail-safe ({state}): this step waits",
                 again=FREEZE_POLL,
             )
         terms = await self._terms.terms(facts.pool)
@@ -75,7 +76,7 @@ class Pools:
         Nothing is written under the fail-safe. `ConflictError` means that somebody wrote a newer revision.
         """
         facts = await self.quota.observe(pool)
-        if facts.fail_safe_epoch:
+        if facts.in_fail_safe:
             return
         for write in compiler.writes(await self.books(pool), facts):
             await self.quota.write_quota(pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)

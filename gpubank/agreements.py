@@ -73,5 +73,9 @@ class Agreements:
 
     async def terms(self, pool: str) -> PoolTerms | None:
         """Return the pool's terms as they are now; None where there is no such pool."""
+        return (await self.all_terms()).get(pool)
+
+    async def all_terms(self) -> Mapping[str, PoolTerms]:
+        """Return the terms of every pool as they are now."""
         objects = await read_objects(self._store)
-        return agree(self._cluster, objects.pools, objects.groups, objects.policies).terms.get(pool)
+        return agree(self._cluster, objects.pools, objects.groups, objects.policies).terms

@@ -21,6 +21,7 @@ from activities.interfaces import BANK_QUEUE
 from gpubank.decide.step import LoanSignal, SignalKind
 from gpubank.domain.base import Message
 from gpubank.domain.errors import BackendError, PolicyError
+from gpubank.domain.failsafe import HeartbeatInput, heartbeat_id
 from gpubank.domain.recall import (
     Decision,
     Ended,
@@ -40,7 +41,8 @@ from gpubank.domain.recall import (
 from gpubank.domain.steps import LoanOrder
 from gpubank.settings import TemporalSettings
 from workflows import attributes
-from workflows.details import loan_summary, reclaim_summary
+from workflows.details import heartbeat_summary, loan_summary, reclaim_summary
+from workflows.heartbeat import HeartbeatWorkflow
 from workflows.loan import LoanWorkflow
 from workflows.reclaim import ReclaimWorkflow
 
@@ -165,6 +167,36 @@ class BankClient:
         workflow_id = loan_id(start.cluster, start.workload.uid)
         with suppress(NoSuchProcessError), _in_words(f"loan {workflow_id!r}"):
             await self.temporal.get_workflow_handle(workflow_id).signal(name, message, rpc_timeout=CALL_TIMEOUT)
+
+    async def start_heartbeat(self, cluster: str, pool: str, *, every: timedelta | None = None) -> None:
+        """Start the pool's heartbeat, unless it runs; `every` is for whoever cannot wait."""
+        start = HeartbeatInput(cluster=cluster, pool=pool, **({"every": every} if every is not None else {}))
+        workflow_id = heartbeat_id(cluster, pool)
+        with _in_words(f"heartbeat {workflow_id!r}"):
+            await self.temporal.start_workflow(
+                HeartbeatWorkflow.run,
+                start,
+                id=workflow_id,
+                task_queue=BANK_QUEUE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                static_summary=heartbeat_summary(start),
+                rpc_timeout=CALL_TIMEOUT,
+            )
+
+    async def end_heartbeat(self, cluster: str, pool: str) -> None:
+        """End the pool's heartbeat, if it runs."""
+        workflow_id = heartbeat_id(cluster, pool)
+        with suppress(NoSuchProcessError), _in_words(f"heartbeat {workflow_id!r}"):
+            handle = self.temporal.get_workflow_handle(workflow_id)
+            await handle.signal(HeartbeatWorkflow.end, rpc_timeout=CALL_TIMEOUT)
+
+    async def reclaim_runs(self, cluster: str, pool: str, lender: str) -> bool:
+        """Whether the lender's Reclaim runs; asked of its history, not of lists that lag behind."""
+        workflow_id = reclaim_id(cluster, pool, lender)
+        with suppress(NoSuchProcessError), _in_words(f"reclaim {workflow_id!r}"):
+            found = await self.temporal.get_workflow_handle(workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
+            return found.status is WorkflowExecutionStatus.RUNNING
+        return False
 
     async def _signal_loan(self, start: LoanInput, name: str, message: Message) -> None:
         workflow_id = loan_id(start.cluster, start.workload.uid)

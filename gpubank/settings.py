@@ -120,6 +120,13 @@ class ControllerSettings(_Section):
     """Namespace of the controller's leader Lease."""
 
 
+class WatchdogSettings(_Section):
+    """The watchdog, which hands a pool to the scheduler when the bank is dead."""
+
+    poll_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """Time between two looks at every heartbeat."""
+
+
 class Settings(BaseSettings):
     """Everything that a process of the bank can be told."""
 
@@ -143,6 +150,7 @@ class Settings(BaseSettings):
     ledger: LedgerSettings = LedgerSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     controller: ControllerSettings = ControllerSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
     log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 

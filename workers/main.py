@@ -20,6 +20,7 @@ from gpubank.adapters.checkpoint.pods import LightkubePods
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.events import KubernetesNotifier
 from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
+from gpubank.adapters.kubernetes.leases import KubernetesLeases
 from gpubank.adapters.kubernetes.objects import KubernetesObjectStore
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.agreements import Agreements
@@ -55,6 +56,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             notifier=KubernetesNotifier(connection),
             hook=_hooks(settings.checkpoint, LightkubePods(pods)),
             storage=storage,
+            leases=KubernetesLeases(connection, settings.controller.namespace),
             attest=AttestPolicy(check_hashes=settings.checkpoint.hash_files),
         )
         await run_workers(make_workers(client.temporal, cluster.name, ports, client), stop)

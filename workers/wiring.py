@@ -1,7 +1,7 @@
 """The only place where ports meet activities: two workers, one for workflows and ledger, one beside the cluster.
 
-queue `bank`             Loan, Reclaim · books.* (local) · orders.*
-queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.*
+queue `bank`             Loan, Reclaim, Heartbeat · books.* (local) · orders.*
+queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.* · heartbeat.*
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 from temporalio.client import Client
@@ -19,6 +19,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from activities.books import BookActivities
 from activities.checkpoints import CheckpointActivities
 from activities.failures import FailureInterceptor
+from activities.heartbeat import HeartbeatActivities, RunningReclaims
 from activities.interfaces import BANK_QUEUE, cluster_queue
 from activities.loans import LoanActivities
 from activities.notices import NoticeActivities
@@ -26,20 +27,25 @@ from activities.orders import LoanDispatch, OrderActivities
 from activities.pools import Clock, Pools, utc_now
 from activities.reclaims import ReclaimActivities
 from gpubank.decide.attest import AttestPolicy
-from gpubank.ports import CheckpointHook, CheckpointStorage, LedgerStore, Notifier, QuotaBackend, TermsSource
+from gpubank.ports import CheckpointHook, CheckpointStorage, Leases, LedgerStore, Notifier, QuotaBackend, TermsSource
+from workflows.heartbeat import HeartbeatWorkflow
 from workflows.loan import LoanWorkflow
 from workflows.reclaim import ReclaimWorkflow
 
 GRACEFUL: Final = timedelta(seconds=20)
 """How long a worker that is told to stop lets activities finish; below a pod's usual 30 s."""
 
-WORKFLOWS: Final[tuple[type, ...]] = (LoanWorkflow, ReclaimWorkflow)
+WORKFLOWS: Final[tuple[type, ...]] = (LoanWorkflow, ReclaimWorkflow, HeartbeatWorkflow)
 """Every workflow of the bank."""
 
 PASSED_THROUGH: Final = ("gpubank", "workflows", "activities")
 """Our own packages in the sandbox: they hold no mutable module state, and loading them once per run costs memory."""
 
 Activity = Callable[..., Any]
+
+
+class Dispatch(LoanDispatch, RunningReclaims, Protocol):
+    """What activities need of other workflows."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Ports:
     notifier: Notifier
     hook: CheckpointHook
     storage: CheckpointStorage
+    leases: Leases
     attest: AttestPolicy = field(default_factory=AttestPolicy)
     clock: Clock = utc_now
 
@@ -62,12 +69,13 @@ def bank_activities(ports: Ports, dispatch: LoanDispatch) -> list[Activity]:
     return [books.use, books.note, orders.send]
 
 
-def cluster_activities(cluster: str, ports: Ports) -> list[Activity]:
+def cluster_activities(cluster: str, ports: Ports, dispatch: Dispatch) -> list[Activity]:
     """Return the activities of the queue `cluster-<name>`."""
     pools = Pools(cluster, quota=ports.quota, ledger=ports.ledger, terms=ports.terms, clock=ports.clock)
     loans, reclaims = LoanActivities(pools), ReclaimActivities(pools)
     checkpoints = CheckpointActivities(pools, hook=ports.hook, storage=ports.storage, policy=ports.attest)
     notices = NoticeActivities(ports.notifier)
+    heartbeat = HeartbeatActivities(pools, leases=ports.leases, reclaims=dispatch)
     return [
         loans.look,
         loans.recall_lines,
@@ -86,6 +94,7 @@ def cluster_activities(cluster: str, ports: Ports) -> list[Activity]:
         reclaims.await_placed,
         reclaims.await_ended,
         reclaims.end_demand,
+        heartbeat.beat,
     ]
 
 
@@ -94,7 +103,7 @@ def sandbox() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
 
 
-def make_workers(client: Client, cluster: str, ports: Ports, dispatch: LoanDispatch) -> tuple[Worker, Worker]:
+def make_workers(client: Client, cluster: str, ports: Ports, dispatch: Dispatch) -> tuple[Worker, Worker]:
     """Return the worker of workflows and ledger, and the one beside the cluster."""
     bank = Worker(
         client,
@@ -112,7 +121,7 @@ def make_workers(client: Client, cluster: str, ports: Ports, dispatch: LoanDispa
     beside = Worker(
         client,
         task_queue=cluster_queue(cluster),
-        activities=cluster_activities(cluster, ports),
+        activities=cluster_activities(cluster, ports, dispatch),
         interceptors=[FailureInterceptor()],
         # A release reaches a running verification with its heartbeat.
         max_heartbeat_throttle_interval=timedelta(seconds=5),

@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+from gpubank.domain.base import format_duration
+from gpubank.domain.failsafe import HeartbeatInput, heartbeat_lease
 from gpubank.domain.recall import DemandProgress, LoanInput, LoanPhase, LoanState, ReclaimInput, ReclaimPhase
 
 _LOAN_NEXT = {
@@ -97,3 +99,24 @@ def reclaim_details(start: ReclaimInput, demands: tuple[DemandProgress, ...]) ->
                 for victim in demand.victims
             ]
     return "\n".join(lines)
+
+
+def heartbeat_summary(start: HeartbeatInput) -> str:
+    """One line about a heartbeat."""
+    return f"sign of life of the bank in pool {start.pool}"
+
+
+def heartbeat_details(start: HeartbeatInput) -> str:
+    """Everything about a heartbeat, as Markdown."""
+    return "\n".join(
+        (
+            f"### The bank's sign of life in {start.pool} (cluster {start.cluster})",
+            "",
+            f"Every {format_duration(start.every)} the Lease `{heartbeat_lease(start.cluster, start.pool)}` is renewed,"
+            " if the controller's loop turns, the ledger takes writes and no demand is without its Reclaim.",
+            "",
+            "The one pending activity is meant to fail and to be retried for ever: **NotYet** says that it has beaten,"
+            " **HeartbeatRefused** says what is missing. Unrenewed for the pool's failSafeAfter, the watchdog hands"
+            " the pool to the scheduler.",
+        )
+    )

@@ -28,6 +28,9 @@ with workflow.unsafe.imports_passed_through():
 FIRST_NEWS: Final = timedelta(minutes=1)
 """How long a Reclaim that was started without a demand waits to be told of one."""
 
+OUT_OF_ORDER: Final = timedelta(minutes=1)
+"""How much older than the last one a list may be that only comes late; an older one is of a clock that was wrong."""
+
 KEPT: Final = 20
 """Demands that have ended and are still shown."""
 
@@ -114,8 +117,8 @@ class ReclaimWorkflow:
 
     @workflow.signal
     def needs(self, needs: Needs) -> None:
-        """Take down which demands are open; an older list than the last one is no news."""
-        if self._needs is not None and needs.at < self._needs.at:
+        """Take down which demands are open; an older list than the last one is no news, unless a clock was set back."""
+        if self._needs is not None and needs.at < self._needs.at < needs.at + OUT_OF_ORDER:
             return
         self._needs = needs
         for demand, run in self._runs.items():

@@ -79,6 +79,9 @@ class DemandRun:
         self._watch: workflow.ActivityHandle[bool] | None = None
         """Ends when the demand does, for nobody may tell."""
 
+        self._late_since: datetime | None = None
+        """The maxTimeToReturn that passed while victims were being stopped."""
+
         self.progress = progress.model_copy(update={"phase": ReclaimPhase.PLANNING})
         self.missing = False
         """It stands no more in the list of open demands; the books are asked before it is given up."""
@@ -251,7 +254,9 @@ class DemandRun:
             )
             if self._disturbed():
                 await self._mind()
-            elif victims.stopped(plan.victims):
+            elif not victims.stopped(plan.victims):
+                await self._note_late()
+            else:
                 self._spare(plan.victims)
                 return not victims.protected(plan.victims)
 
@@ -322,21 +327,31 @@ class DemandRun:
         """MaxTimeToReturn has passed: the pool decides between the victims and the lender, the lender for itself."""
         view = await self._acts.view()
         waited = self.progress.phase is ReclaimPhase.AWAITING_APPROVAL
-        meter = workflow.metric_meter()
-        meter.create_counter("gpubank_recalls_overdue_total", "Demands not met within maxTimeToReturn").add(
-            1, {"pool": self._start.pool, "lender": self._start.lender}
-        )
         self._set(overdue=True)
-        await self._acts.note(
-            f"{self.progress.demand}/overdue/{self._due_text()}",
-            "overdue",
-            {"on_overdue": view.on_overdue, "phase": self.progress.phase},
-        )
+        await self._tell_overdue(view.on_overdue)
         if waited:
             raise _End(ReclaimPhase.PARTIAL, "nobody approved or denied it within maxTimeToReturn")
         if view.on_overdue is OnOverdue.PROTECT:
             raise _End(ReclaimPhase.PARTIAL, "maxTimeToReturn has passed and the pool protects who could not be saved")
         self._set(spared=())
+
+    async def _note_late(self) -> None:
+        """Say once that victims which are stopped already, as on a dead node, do not leave in time."""
+        due = self._due()
+        if due is not None and workflow.now() >= due and self._late_since != due:
+            self._late_since = due
+            await self._tell_overdue((await self._acts.view()).on_overdue)
+
+    async def _tell_overdue(self, on_overdue: OnOverdue) -> None:
+        meter = workflow.metric_meter()
+        meter.create_counter("gpubank_recalls_overdue_total", "Demands not met within maxTimeToReturn").add(
+            1, {"pool": self._start.pool, "lender": self._start.lender}
+        )
+        await self._acts.note(
+            f"{self.progress.demand}/overdue/{self._due_text()}",
+            "overdue",
+            {"on_overdue": on_overdue, "phase": self.progress.phase},
+        )
 
     def _due(self) -> datetime | None:
         """When maxTimeToReturn passes; None once it has."""

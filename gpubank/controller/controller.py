@@ -18,12 +18,15 @@ from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.layout import LayoutProblem, LayoutReport
 from gpubank.domain.pool import Backend
 from gpubank.domain.terms import PoolTerms
-from gpubank.ports import LedgerStore, Notifier, ObjectStore, Processes, QuotaBackend
+from gpubank.ports import Heartbeats, Leases, LedgerStore, Notifier, ObjectStore, Processes, QuotaBackend
 
 log = logging.getLogger(__name__)
 
 SETTINGS_EVERY = timedelta(minutes=1)
 """How old the last look at the scheduler's settings may be."""
+
+HEARTBEATS_EVERY = 30
+"""Seconds between two looks at whether every pool's heartbeat runs: one may have been terminated."""
 
 MIN_PAUSE = timedelta(milliseconds=250)
 """Least time between two looks at the objects; a burst of edits is one look."""
@@ -42,9 +45,13 @@ class Controller:
         processes: Processes,
         notifier: Notifier,
         now: Callable[[], datetime],
+        heartbeats: Heartbeats | None = None,
+        leases: Leases | None = None,
         resync: timedelta = timedelta(seconds=15),
     ) -> None:
+        """Without `heartbeats` and `leases` the controller gives no sign of life, as where nobody watches it."""
         self.cluster = cluster
+        self._heartbeats, self._leases = heartbeats, leases
         self._objects, self._backends, self._ledger = objects, backends, ledger
         self._processes, self._notifier, self._now, self._resync = processes, notifier, now, resync
         self._agreement: Agreement | None = None
@@ -61,6 +68,7 @@ class Controller:
         changed = asyncio.Event()
         watcher = asyncio.create_task(self._watch(changed))
         poster = asyncio.create_task(self._post())
+        pulse = asyncio.create_task(self._keep_beating())
         try:
             while True:
                 changed.clear()
@@ -72,9 +80,9 @@ class Controller:
                     await asyncio.wait_for(changed.wait(), min(self._resync.total_seconds(), 2))
                 await asyncio.sleep(MIN_PAUSE.total_seconds())
         finally:
-            for task in (watcher, poster):
+            for task in (watcher, poster, pulse):
                 task.cancel()
-            await asyncio.gather(watcher, poster, return_exceptions=True)
+            await asyncio.gather(watcher, poster, pulse, return_exceptions=True)
             await self.stop()
 
     async def stop(self) -> None:
@@ -98,6 +106,23 @@ class Controller:
             except BackendError as error:
                 log.warning("posting failed: %s", error)
             await asyncio.sleep(60)
+
+    async def _keep_beating(self) -> None:
+        """See that every pool's heartbeat runs, and that those of removed pools end; never in reconcile's way."""
+        beating: set[str] = set()
+        while self._heartbeats is not None:
+            wanted = set(self._loops)
+            for pool in sorted(wanted | beating):
+                try:
+                    if pool in wanted:
+                        await self._heartbeats.start_heartbeat(self.cluster, pool)
+                        beating.add(pool)
+                    else:
+                        await self._heartbeats.end_heartbeat(self.cluster, pool)
+                        beating.discard(pool)
+                except BackendError as error:
+                    log.warning("pool %s: heartbeat: %s", pool, error)
+            await asyncio.sleep(HEARTBEATS_EVERY if wanted else 1)
 
     async def reconcile(self) -> None:
         """One look: lay out what is agreed, keep the loops running, write status and finalizers."""
@@ -168,6 +193,7 @@ class Controller:
             notifier=self._notifier,
             terms=lambda: self.terms(pool),
             now=self._now,
+            leases=self._leases,
             resync=self._resync,
         )
         self._loops[pool] = (loop, asyncio.create_task(loop.run(), name=f"pool {pool}"))

@@ -18,6 +18,7 @@ from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.events import KubernetesNotifier
 from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.adapters.kubernetes.leadership import Leadership
+from gpubank.adapters.kubernetes.leases import KubernetesLeases
 from gpubank.adapters.kubernetes.objects import KubernetesObjectStore
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.client import BankClient
@@ -50,6 +51,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             ledger=ledger,
             processes=client,
             notifier=KubernetesNotifier(connection),
+            heartbeats=client,
+            leases=KubernetesLeases(connection, settings.controller.namespace),
             now=lambda: datetime.now(UTC),
             resync=timedelta(seconds=settings.controller.resync_seconds),
         )

@@ -11,18 +11,20 @@ anew. One turn decides until nothing is left to decide, for a grant may make the
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gpubank.decide import compile as compiler
+from gpubank.decide.settle import return_writes
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
 from gpubank.decide.waiting import WaitingNote
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
 from gpubank.domain.facts import PoolFacts
+from gpubank.domain.failsafe import loop_lease
 from gpubank.domain.terms import PoolTerms
-from gpubank.ports import LedgerStore, Notifier, Processes, QuotaBackend
+from gpubank.ports import Leases, LedgerStore, Notifier, Processes, QuotaBackend
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,17 @@ MAX_ROUNDS = 50
 """Decisions in one turn before it yields to others; each is a ledger transaction."""
 
 
+BEAT_EVERY = timedelta(seconds=5)
+"""Least time between two signs of life of a loop that turns all the time."""
+
 MAX_PAUSE = timedelta(hours=1)
 """Longest pause before the same signal is sent again; every one costs a few events of a workflow's history."""
 
 NEEDS_PAUSE = timedelta(minutes=1)
 """Longest time that a demand may have no Reclaim, as when its Reclaim ended just before it was opened again."""
+
+FIRST_REST, LONGEST_REST = timedelta(seconds=30), timedelta(minutes=10)
+"""How long a Workload that did not take its loan is offered none, the first time and at most; others come first."""
 
 
 class _Said(NamedTuple):
@@ -59,15 +67,21 @@ class PoolLoop:
         notifier: Notifier,
         terms: Callable[[], PoolTerms | None],
         now: Callable[[], datetime],
+        leases: Leases | None = None,
         resync: timedelta = timedelta(seconds=15),
     ) -> None:
         self.cluster, self.pool = cluster, pool
         self._backend, self._ledger = backend, ledger
         self._processes, self._notifier = processes, notifier
         self._terms, self._now, self._resync = terms, now, resync
+        self._leases = leases
+        self._beat_at: datetime | None = None
         self._wake = asyncio.Event()
         self._said: dict[str, _Said] = {}
         self._noted: dict[str, str] = {}
+        self._resting: dict[str, tuple[datetime, timedelta]] = {}
+        """When Workloads let a loan lapse, and how long they are offered none."""
+
         self.facts: PoolFacts | None = None
         self.books: Books | None = None
         self.problem = ""
@@ -86,6 +100,8 @@ class PoolLoop:
                 try:
                     wait = await self.turn()
                     failures, self.problem = 0, ""
+                    if wait:
+                        await self._beat()
                 except (BankError, OSError) as error:
                     failures += 1
                     self.problem = str(error)
@@ -97,6 +113,20 @@ class PoolLoop:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
+
+    async def _beat(self) -> None:
+        """Give a sign of life after a turn that came to an end: one that never does is none."""
+        now = self._now()
+        if self._leases is None or (self._beat_at is not None and now - self._beat_at < BEAT_EVERY):
+            return
+        try:
+            await self._leases.renew(
+                loop_lease(self.cluster, self.pool), holder="gpubank", duration=max(3 * self._resync, 6 * BEAT_EVERY)
+            )
+        except (BackendError, ConflictError) as error:
+            log.warning("pool %s: its loop's lease: %s", self.pool, error)
+        else:
+            self._beat_at = now
 
     async def _sleep(self, wait: timedelta, sleep: Callable[[float], Awaitable[None]]) -> None:
         timer = asyncio.ensure_future(sleep(wait.total_seconds()))
@@ -126,14 +156,26 @@ class PoolLoop:
             facts = await self._backend.observe(self.pool)
             books = await self._ledger.books(self.cluster, self.pool)
             now = self._now()
-            decided = step(facts, books, terms, now)
+            decided = step(facts, books, terms, now, resting=self._rests(facts, now))
             committed, books = await self._commit(decided, books)
+            self._rest(decided.lapsed, now)
             wrote = await self._write_quotas(books, facts)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
                 return self._until(decided, now)
         return timedelta(0)
+
+    def _rests(self, facts: PoolFacts, now: datetime) -> frozenset[str]:
+        """Uids of Workloads that are offered nothing now; whoever was admitted, or is gone, begins anew."""
+        waiting = {workload.key.uid for workload in facts.workloads if not workload.reserved}
+        self._resting = {uid: rest for uid, rest in self._resting.items() if uid in waiting}
+        return frozenset(uid for uid, (since, pause) in self._resting.items() if now < since + pause)
+
+    def _rest(self, uids: Sequence[str], now: datetime) -> None:
+        for uid in uids:
+            _, pause = self._resting.get(uid, (now, FIRST_REST / 2))
+            self._resting[uid] = now, min(pause * 2, LONGEST_REST)
 
     def _until(self, decided: Step, now: datetime) -> timedelta:
         if decided.wake_at is None:
@@ -155,14 +197,12 @@ class PoolLoop:
 
     async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
         """Write what compile says, lowering before raising; a lost race is left to the next round."""
-        if facts.fail_safe_epoch:
-            return 0
-        writes = compiler.writes(books, facts)
+        back = facts.in_fail_safe
+        writes = return_writes(books, facts) if back else compiler.writes(books, facts)
+        put = self._backend.take_back if back else self._backend.write_quota
         for write in writes:
             try:
-                await self._backend.write_quota(
-                    self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision
-                )
+                await put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
             except ConflictError as error:
                 log.info("pool %s: %s", self.pool, error)
                 break

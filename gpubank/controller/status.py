@@ -145,7 +145,7 @@ def _pool_conditions(
     shrunk = view is not None and view.facts is not None and offered < pool.spec.capacity
     frozen = agreement.terms[pool.name].frozen(now)
     freeze = pool.spec.freeze
-    fail_safe = bool(view and view.facts and view.facts.fail_safe_epoch)
+    fail_safe = bool(view and view.facts and view.facts.in_fail_safe)
     return (
         ready,
         _condition(

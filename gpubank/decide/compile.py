@@ -57,7 +57,8 @@ def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:
     A queue is written when its quota differs, or when its stamp is older than a row that concerns it and whose fence
     somebody waits for. Lowerings come first, so that a writer that stops at the first failure has lent nothing
     twice; the rest is in the order of names. A queue with a higher stamp than the books is left alone (the books are
-    stale), and so is everything while the fail-safe holds or queues are on their way back from it. Queues that the books do not know get nothing.
+    stale), and so is everything while the fail-safe holds or queues are on their way back from it. Queues that the
+    books do not know get nothing.
     """
     if facts.in_fail_safe:
         return ()

@@ -34,13 +34,21 @@ FENCE_POLL: Final = timedelta(milliseconds=100)
 class Desk:
     """Collects the transactions of one step; each is applied at once, so that the next one is decided after it."""
 
-    def __init__(self, facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> None:
+    def __init__(
+        self, facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime, *, resting: frozenset[str] = frozenset()
+    ) -> None:
         self.facts = facts
         self.books = books
         self.terms = terms
         self.now = now
         self.transactions: list[Transaction] = []
         self.wakes: list[datetime] = []
+        self.resting = resting
+        """uids of Workloads that let a loan lapse a short while ago: others come first."""
+
+        self.lapsed: set[str] = set()
+        """uids of Workloads that have let a loan lapse now."""
+
         self._by_state: dict[tuple[LineState, ...], tuple[Line, ...]] = {}
 
     # ---- writing

@@ -82,11 +82,11 @@ class Pulse(Message):
 
     def silence(self) -> float:
         """Seconds without a change, as of the last look; those in which nobody could look do not count."""
-        return self.looked_at - self.changed_at - self.unseen
+        return max(self.looked_at - self.changed_at - self.unseen, 0.0)
 
     def chain(self) -> float:
-        """Length in seconds of the unbroken chain of renewals, as of the last look."""
-        return 0.0 if self.chain_since is None else self.looked_at - self.chain_since
+        """Length in seconds of the unbroken chain of renewals, from the first to the last one seen."""
+        return 0.0 if self.chain_since is None else self.changed_at - self.chain_since
 
     def is_stale(self, after: timedelta) -> bool:
         """Whether there was no sign of life for `after`."""

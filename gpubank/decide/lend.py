@@ -55,11 +55,11 @@ def would_start(workload: WorkloadFacts) -> bool:
 
 def candidates(desk: Desk) -> tuple[WorkloadFacts, ...]:
     """Borrow Workloads that a loan would start: pending or parked, stoppable, and without lines."""
-    lined = {line.workload.uid for line in desk.books.lines}
+    others = {line.workload.uid for line in desk.books.lines} | desk.resting
     return tuple(
         workload
         for workload in desk.of_side(Side.BORROW)
-        if would_start(workload) and workload.key.uid not in lined and may_be_stopped(desk, workload)
+        if would_start(workload) and workload.key.uid not in others and may_be_stopped(desk, workload)
     )
 
 
@@ -97,7 +97,7 @@ def gathering(desk: Desk) -> WorkloadFacts | None:
     if desk.frozen:
         return None
     partly = {line.workload.uid for line in desk.lines(LineState.OFFERED) if line.replaces is None}
-    held = {line.workload.uid for line in desk.books.lines if line.state is not LineState.OFFERED}
+    held = {line.workload.uid for line in desk.books.lines if line.state is not LineState.OFFERED} | desk.resting
     waiting = [
         workload
         for workload in desk.of_side(Side.BORROW)

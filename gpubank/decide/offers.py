@@ -127,6 +127,7 @@ def _refusal(desk: Desk, workload: WorkloadFacts | None, lines: list[Line], gath
     if offered > lack or (offered < lack and not gathers):
         return f"its Workload needs {lack} GPUs, not {offered}"
     if not gathers and desk.lasted(max(line.offered_at for line in lines), STALE_OFFER):
+        desk.lapsed.add(workload.key.uid)
         return "nobody took it in time"
     return ""
 

@@ -263,7 +263,7 @@ class _Planner:
                 placed.append(workload)
             elif workload.kind is Side.BORROW and uid in leaving:
                 room.give(workload.pod_facts)
-            elif workload.kind is Side.BORROW and (workload.reserved or uid in soon):
+            elif workload.kind is Side.BORROW and (workload.reserved or uid in soon) and unplaced(workload):
                 self._waiting.append(workload)
         for workload in placed:
             room.take(unplaced(workload), pod_size(workload))

@@ -53,7 +53,12 @@ class Teller:
         self._novated = novated(desk)
         shut = {group for group in desk.groups if has_demand(desk, group)} | {demand.lender}
         self._till = Till(desk, without=frozenset(shut))
-        self._lines = desk.lines(LineState.GRANTED)
+        self._lines = tuple(
+            line
+            for line in desk.lines(LineState.GRANTED)
+            if self.counts(line) and line.demand is None and self._in_use(line)
+        )
+        """Lines of the demanding lender that run and that nobody has: they may go on for somebody else."""
 
     def counts(self, line: Line) -> bool:
         """Whether the line, once back, helps the demand."""
@@ -77,11 +82,9 @@ class Teller:
             if gpus > 0 and self.counts(line) and self.free_of(line) and line.line_id not in self._novated:
                 direct.append((line, min(line.gpus, gpus)))
                 gpus -= direct[-1][1]
-        running = {
-            line.line_id: line.gpus
-            for line in self._lines
-            if self.counts(line) and line.demand is None and line.workload.uid not in uids and self._in_use(line)
-        }
+        if gpus <= 0:
+            return Repayment(tuple(direct))
+        running = {line.line_id: line.gpus for line in self._lines if line.workload.uid not in uids}
         till = self._till.copy()
         swaps = self._swaps(victims, running, gpus, till)
         gpus -= sum(part for *_, part in swaps)
@@ -101,7 +104,7 @@ class Teller:
         for line in victims:
             foreign = line.state is LineState.GRANTED and line.lender != lender and line.demand is None
             left = line.gpus if foreign and not line.is_self_loan and line.line_id not in self._novated else 0
-            for other in self._lines:
+            for other in self._lines if left > 0 and gpus > 0 else ():
                 part = min(left, running.get(other.line_id, 0), gpus)
                 if part > 0 and other.is_self_loan:
                     # The lender's own borrow work would go on with a loan of somebody else: within its limits only.
@@ -119,7 +122,7 @@ class Teller:
 
     def _novations(self, running: dict[str, int], gpus: int, till: Till) -> list[tuple[Line, Source]]:
         novations = []
-        for line in self._lines:
+        for line in self._lines if till.lends else ():
             left = min(running.get(line.line_id, 0), gpus)
             if left <= 0:
                 continue

@@ -45,7 +45,9 @@ def _let_go(desk: Desk) -> None:
     for guarantee in desk.books.guarantees:
         if guarantee.releasing:
             row = GuaranteeChange(group=guarantee.group, version=guarantee.version, in_force=guarantee.in_force)
-            desk.write(f"settle/{guarantee.group}", f"{guarantee.group} gives nothing up: {IN_CHARGE}", guarantees=[row])
+            desk.write(
+                f"settle/{guarantee.group}", f"{guarantee.group} gives nothing up: {IN_CHARGE}", guarantees=[row]
+            )
     end_stale(desk)
     for demand in desk.books.demands:
         if demand.is_open and demand.idle:
@@ -222,7 +224,9 @@ def _recall_beyond(desk: Desk) -> None:
         over = borrowed(desk, group) - (terms.borrow_limit if terms is not None else 0)
         lines = [line for line in desk.lines(LineState.GRANTED) if line.borrower == group and not line.is_self_loan]
         over -= sum(line.gpus for line in desk.books.lines if line.borrower == group and _leaves(desk, line))
-        for line in sorted(lines, key=lambda each: (each.granted_at or each.offered_at, line_order(each)), reverse=True):
+        for line in sorted(
+            lines, key=lambda each: (each.granted_at or each.offered_at, line_order(each)), reverse=True
+        ):
             if over <= 0:
                 break
             if not _leaves(desk, line):

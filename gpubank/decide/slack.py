@@ -111,6 +111,11 @@ class Till:
         other._own, other._others, other._room = dict(self._own), dict(self._others), dict(self._room)
         return other
 
+    @property
+    def lends(self) -> bool:
+        """Whether anybody has anything to spare."""
+        return any(spare > 0 for spare in self._own.values()) or any(spare > 0 for spare in self._others.values())
+
     def room(self, borrower: str) -> int:
         """GPUs that the group may still borrow of others."""
         return self._room.get(borrower, 0)
@@ -133,7 +138,8 @@ class Till:
         if (own := min(self._own.get(borrower, 0), gpus)) > 0:
             found.append(Source(borrower, own))
             gpus -= own
-        for lender in sorted(self._others, key=lambda name: (name != SURPLUS, -self._others[name], name)):
+        others = [name for name, spare in self._others.items() if spare > 0]
+        for lender in sorted(others, key=lambda name: (name != SURPLUS, -self._others[name], name)):
             if lender != borrower and (part := min(self._others[lender], gpus, room)) > 0:
                 found.append(Source(lender, part))
                 gpus -= part

@@ -78,16 +78,24 @@ class Step(Message):
     signals: tuple[LoanSignal, ...] = ()
     needs: tuple[LenderNeeds, ...] = ()
     waiting: tuple[WaitingNote, ...] = ()
+    lapsed: tuple[str, ...] = ()
+    """uids of Workloads that did not take what was lent for them."""
+
     wake_at: datetime | None = None
     """When time alone changes a decision; None where only new facts do."""
 
 
-def step(facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> Step:
+def step(
+    facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime, *, resting: frozenset[str] = frozenset()
+) -> Step:
     """Decide everything that can be decided about one pool now.
+
+    `resting` are uids of Workloads that let a loan lapse a short while ago (`Step.lapsed`): they are offered none, or
+    work that the scheduler never admits would keep its GPUs from everybody else for ever.
 
     Under the fail-safe nothing is decided: the scheduler is in charge, and the books are settled by what runs.
     """
-    desk = Desk(facts, books, terms, now)
+    desk = Desk(facts, books, terms, now, resting=resting)
     if facts.in_fail_safe:
         settle(desk)
         return _said(desk)
@@ -108,14 +116,16 @@ def step(facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> Ste
     _wake_for_fences(desk)
     if desk.frozen and terms.freeze is not None and terms.freeze.until is not None:
         desk.wake(terms.freeze.until)
-    return _said(desk).model_copy(update={"waiting": notes(desk)})
+    return _said(desk, notes(desk))
 
 
-def _said(desk: Desk) -> Step:
+def _said(desk: Desk, waiting: tuple[WaitingNote, ...] = ()) -> Step:
     return Step(
         transactions=tuple(desk.transactions),
         signals=_signals(desk),
         needs=_needs(desk),
+        waiting=waiting,
+        lapsed=tuple(sorted(desk.lapsed)),
         wake_at=min(desk.wakes, default=None),
     )
 

@@ -137,6 +137,8 @@ def close_unused(desk: Desk) -> None:
             workload = desk.workload(uid)
             reason, at_once = _unused_because(desk, workload)
             ready = [line for line in lines if at_once or _waited(desk, line)]
+            if ready and not at_once:
+                desk.lapsed.add(uid)
             _close(desk, uid, [line for line in ready if line.line_id not in novated(desk)], unused, reason)
 
 

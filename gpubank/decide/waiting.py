@@ -93,6 +93,9 @@ def _borrow_note(
             " label it retryable, give it a checkpoint hook, or name its class in onlyPreempt"
         )
         return _note(workload, "NotReclaimable", message)
+    if workload.key.uid in desk.resting:
+        message = "GPUs were lent for it and it did not start on them; it is offered some again within minutes"
+        return _note(workload, "NotTaken", message)
     have = sum(source.gpus for source in till.sources(group, workload.gpus))
     if have < workload.gpus:
         without_limit = sum(source.gpus for source in till.sources(group, workload.gpus, room=workload.gpus))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from gpubank.domain.bookindex import demand_name, group_name, line_name, merged
 from gpubank.domain.books import Applied, Books, Guarantee
 from gpubank.domain.demand import LIVE, Demand, DemandState
 from gpubank.domain.errors import ConflictError, LedgerError
@@ -29,9 +30,6 @@ class Bookkeeper:
         self._revision = books.revision + 1
         self._capacity = books.capacity
         self._next_line = books.next_line
-        self._lines = {line.line_id: line for line in books.lines}
-        self._demands = {demand.demand_id: demand for demand in books.demands}
-        self._guarantees = {guarantee.group: guarantee for guarantee in books.guarantees}
         self._changed_lines: dict[str, Line] = {}
         self._changed_demands: dict[str, Demand] = {}
         self._changed_guarantees: dict[str, Guarantee] = {}
@@ -56,16 +54,7 @@ class Bookkeeper:
         for items, step in steps:
             for item in items:
                 step(item)
-        after = self._books.model_copy(
-            update={
-                "revision": self._revision,
-                "capacity": self._capacity,
-                "next_line": self._next_line,
-                "guarantees": tuple(self._guarantees[name] for name in sorted(self._guarantees)),
-                "lines": tuple(line for _, line in sorted(self._lines.items()) if line.is_open),
-                "demands": tuple(demand for _, demand in sorted(self._demands.items()) if demand.state in LIVE),
-            }
-        )
+        after = self._after()
         self._check(after)
         return Applied(
             after,
@@ -74,11 +63,44 @@ class Bookkeeper:
             tuple(self._changed_guarantees.values()),
         )
 
+    def _after(self) -> Books:
+        """Return the books with what changed; of the rest nothing is made anew, however much it is."""
+        before, update = self._books, dict[str, object]()
+        if changed := self._changed_guarantees:
+            kept = before.guarantees if before.guarantee_index.ordered else sorted(before.guarantees, key=group_name)
+            update["guarantees"] = merged(kept, changed, group_name)
+        if self._changed_lines:
+            lines = {name: line if line.is_open else None for name, line in self._changed_lines.items()}
+            rows = before.lines if before.line_index.ordered else sorted(before.lines, key=line_name)
+            update["lines"] = merged(rows, lines, line_name)
+        if self._changed_demands:
+            demands = {name: d if d.state in LIVE else None for name, d in self._changed_demands.items()}
+            live = before.demands if before.demand_index.ordered else sorted(before.demands, key=demand_name)
+            update["demands"] = merged(live, demands, demand_name)
+        numbers = {"revision": self._revision, "capacity": self._capacity, "next_line": self._next_line}
+        after = before.model_copy(update={**numbers, **update})
+        after.know(
+            before.guarantee_index.followed(after.guarantees, self._changed_guarantees.values()),
+            before.line_index.followed(
+                after.lines, ((before.line(name), line) for name, line in self._changed_lines.items())
+            ),
+            before.demand_index.followed(
+                after.demands, ((before.demand(name), demand) for name, demand in self._changed_demands.items())
+            ),
+        )
+        return after
+
+    def _touched(self) -> set[str]:
+        """Groups whose own queue may have another quota than before."""
+        lines = self._changed_lines.values()
+        before = (self._books.line(line.line_id) for line in lines)
+        lenders = {line.lender for line in (*lines, *before) if line is not None}
+        return {*lenders, *self._changed_guarantees, *(d.lender for d in self._changed_demands.values())} - {SURPLUS}
+
     def _check(self, after: Books) -> None:
         """Refuse what would make any quota negative, or lend or promise what the pool does not have."""
-        # A demand may keep idle quota for a group that has neither guarantee nor line.
-        lenders = {demand.lender for demand in after.demands} - {SURPLUS}
-        for group in sorted({*after.groups, *lenders}):
+        # Of what the transaction does not touch, nothing is negative: the books before would not have been there.
+        for group in sorted(self._touched()):
             if (nominal := after.own_nominal(group)) < 0:
                 raise LedgerError(
                     f"transaction {self._tx.key!r} would leave queue {group}.{after.pool}.own with {nominal} GPUs;"
@@ -102,7 +124,7 @@ class Bookkeeper:
     # ---- rows
 
     def _line(self, line_id: str, version: int) -> Line:
-        line = self._lines.get(line_id)
+        line = self._known_line(line_id)
         if line is None:
             raise ConflictError(f"line {line_id!r} is not open any more; re-read the books")
         before = self._books.line(line_id)
@@ -111,12 +133,17 @@ class Bookkeeper:
             raise ConflictError(f"line {line_id!r} is at version {seen}, not {version}; re-read the books")
         return line
 
+    def _known_line(self, line_id: str) -> Line | None:
+        return self._changed_lines.get(line_id) or self._books.line(line_id)
+
+    def _known_demand(self, demand_id: str) -> Demand | None:
+        return self._changed_demands.get(demand_id) or self._books.demand(demand_id)
+
     def _put_line(self, line: Line, **update: object) -> Line:
         """Store the row; its version grows once per transaction, whatever else happens to it."""
         before = self._books.line(line.line_id)
         version = before.version + 1 if before is not None else 1
         row = line.model_copy(update={**update, "version": version, "revision": self._revision})
-        self._lines[row.line_id] = row
         self._changed_lines[row.line_id] = row
         return row
 
@@ -126,7 +153,7 @@ class Bookkeeper:
         return line_id
 
     def _demand(self, demand_id: str) -> Demand:
-        demand = self._demands.get(demand_id)
+        demand = self._known_demand(demand_id)
         if demand is None:
             raise ConflictError(f"demand {demand_id!r} is not open; re-read the books")
         return demand
@@ -136,7 +163,6 @@ class Bookkeeper:
         # A demand that ended and is opened again must not bear a version that somebody may still hold.
         version = before.version + 1 if before is not None else self._revision
         row = demand.model_copy(update={**update, "version": version, "revision": self._revision})
-        self._demands[row.demand_id] = row
         self._changed_demands[row.demand_id] = row
 
     # ---- steps, in the order in which a transaction applies them
@@ -157,10 +183,10 @@ class Bookkeeper:
     def _put_guarantee(self, guarantee: Guarantee, **update: object) -> None:
         before = self._books.guarantee(guarantee.group)
         row = guarantee.model_copy(update={**update, "version": before.version + 1, "revision": self._revision})
-        self._guarantees[row.group] = self._changed_guarantees[row.group] = row
+        self._changed_guarantees[row.group] = row
 
     def _open_demand(self, opening: DemandOpening) -> None:
-        before = self._demands.get(opening.demand_id)
+        before = self._known_demand(opening.demand_id)
         if before is not None and before.state is not DemandState.PARTIAL:
             raise ConflictError(f"demand {opening.demand_id!r} is open already; re-read the books")
         self._put_demand(
@@ -230,7 +256,7 @@ class Bookkeeper:
 
     def _offer(self, offer: Offer) -> None:
         at = self._tx.at
-        old = None if offer.replaces is None else self._lines.get(offer.replaces)
+        old = None if offer.replaces is None else self._known_line(offer.replaces)
         if offer.replaces is not None and (old is None or old.state is not LineState.GRANTED):
             raise ConflictError(
                 f"line {offer.replaces!r} does not run any more: it cannot be novated; re-read the books"
@@ -295,13 +321,13 @@ class Bookkeeper:
 
     def _keep_for(self, demand_id: str, line: Line) -> None:
         """What comes back for a demand stays pledged until the demand's whole set is raised at once."""
-        demand = self._demands.get(demand_id)
+        demand = self._known_demand(demand_id)
         if demand is not None and demand.is_open and demand.lender == line.lender:
             self._put_demand(demand, idle=demand.idle + line.gpus)
 
     def _rest(self, lender: str) -> None:
         """Who got a recalled loan back does not lend again at once."""
-        guarantee = self._guarantees.get(lender)
+        guarantee = self._changed_guarantees.get(lender) or self._books.guarantee_index.by_group.get(lender)
         if guarantee is not None:
             self._put_guarantee(guarantee, recalled=True, slack_since=None)
 
@@ -331,6 +357,10 @@ class Bookkeeper:
 
     def _release_lines(self, demand_id: str) -> None:
         """An ended demand holds no pledge, on what runs and on what is already on its way back."""
-        for line in list(self._lines.values()):
-            if line.is_open and line.demand == demand_id:
+        known = {line.line_id for line in self._books.lines_for(demand_id)}
+        known |= {name for name in self._changed_lines if self._books.line(name) is not None}
+        begun = [name for name in self._changed_lines if self._books.line(name) is None]
+        for name in (*sorted(known), *begun):
+            line = self._known_line(name)
+            if line is not None and line.is_open and line.demand == demand_id:
                 self._put_line(line, demand=None)

@@ -4,18 +4,16 @@
 lock, applies a transaction, and writes the rows that changed; the property tests drive the same function.
 """
 
-from collections import Counter
-from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import AwareDatetime
 
 from gpubank.domain.base import GpuCount, Message
+from gpubank.domain.bookindex import DemandIndex, GuaranteeIndex, LineIndex
 from gpubank.domain.demand import Demand
-from gpubank.domain.loan import SURPLUS, Line, LineState
+from gpubank.domain.loan import SURPLUS, Line
 from gpubank.domain.transaction import Transaction
-
-Row = TypeVar("Row")
 
 
 class Guarantee(Message):
@@ -57,40 +55,48 @@ class Books(Message):
 
     def guarantee(self, group: str) -> Guarantee:
         """Return the group's guarantee; nothing where it has no row."""
-        found = _guarantees(_Same(self.guarantees)).get(group)
+        found = self.guarantee_index.by_group.get(group)
         return found if found is not None else Guarantee(group=group, in_force=0, version=0)
 
     def line(self, line_id: str) -> Line | None:
         """Return an open line."""
-        return self._index.by_id.get(line_id)
+        return self.line_index.by_id.get(line_id)
 
     def demand(self, demand_id: str) -> Demand | None:
         """Return a demand that has not ended."""
-        return next((demand for demand in self.demands if demand.demand_id == demand_id), None)
+        return self.demand_index.by_id.get(demand_id)
+
+    def demands_of(self, lender: str) -> tuple[Demand, ...]:
+        """Demands of a lender that have not ended, by id."""
+        return self.demand_index.by_lender.get(lender, ())
 
     def lines_of(self, workload_uid: str) -> tuple[Line, ...]:
         """Open lines of one Workload."""
-        return self._index.by_workload.get(workload_uid, ())
+        return self.line_index.by_workload.get(workload_uid, ())
+
+    def lines_for(self, demand_id: str) -> tuple[Line, ...]:
+        """Open lines that are pledged to a demand."""
+        return tuple(self.line_index.by_id[name] for name in self.line_index.by_demand.get(demand_id, ()))
 
     def lent(self, lender: str) -> int:
         """GPUs that weigh on the lender, its loans to itself included."""
-        return self._index.lent[lender]
+        return self.line_index.lent[lender]
 
     def lent_to_others(self, lender: str) -> int:
         """GPUs that weigh on the lender and serve other groups."""
-        return self._index.lent_to_others[lender]
+        return self.line_index.lent_to_others[lender]
 
     def granted(self, borrower: str) -> int:
         """GPUs in the borrower's queue."""
-        return self._index.granted[borrower]
+        return self.line_index.granted[borrower]
 
     def borrowed(self, borrower: str) -> int:
         """GPUs that the group holds of others, offers included; a novating offer counts only once."""
-        return self._index.borrowed[borrower]
+        return self.line_index.borrowed[borrower]
 
     def pledged(self, lender: str) -> int:
         """Own idle quota of the lender that is kept for demands."""
-        return sum(demand.idle for demand in self.demands if demand.lender == lender and demand.is_open)
+        return self.demand_index.pledged[lender]
 
     @property
     def surplus(self) -> int:
@@ -100,12 +106,12 @@ class Books(Message):
     @property
     def promised(self) -> int:
         """GPUs that groups are guaranteed, and surplus that is lent."""
-        return sum(g.in_force for g in self.guarantees) + self.lent(SURPLUS)
+        return self.guarantee_index.in_force + self.lent(SURPLUS)
 
     @property
     def groups(self) -> tuple[str, ...]:
         """Groups that have a guarantee or a line here."""
-        return tuple(sorted({g.group for g in self.guarantees} | self._index.groups))
+        return tuple(sorted({g.group for g in self.guarantees} | self.line_index.groups))
 
     def own_nominal(self, group: str) -> int:
         """Quota of the group's own queue: what is in force, less what is lent, pledged or being given up."""
@@ -113,8 +119,24 @@ class Books(Message):
         return guarantee.in_force - guarantee.releasing - self.lent(group) - self.pledged(group)
 
     @property
-    def _index(self) -> "_Index":
-        return _index(_Same(self.lines))
+    def line_index(self) -> LineIndex:
+        """Look-ups and sums over the lines."""
+        return _index(self, LineIndex, self.lines)
+
+    @property
+    def demand_index(self) -> DemandIndex:
+        """Look-ups and sums over the demands."""
+        return _index(self, DemandIndex, self.demands)
+
+    @property
+    def guarantee_index(self) -> GuaranteeIndex[Guarantee]:
+        """Look-ups and sums over the guarantees."""
+        return _index(self, GuaranteeIndex, self.guarantees)
+
+    def know(self, *indexes: LineIndex | DemandIndex | GuaranteeIndex[Guarantee]) -> None:
+        """Take over indexes of exactly these rows, so that they need not be made."""
+        for index in indexes:
+            self.__dict__[_KEPT[type(index)]] = index
 
     # ---- how they change
 
@@ -129,51 +151,26 @@ class Books(Message):
         return Bookkeeper(self, transaction).run()
 
 
-class _Index:
-    """Sums and look-ups over the lines of one moment: a step asks thousands of times."""
+class _Indexed(Protocol):
+    """An index, whatever it is of."""
 
-    def __init__(self, lines: tuple[Line, ...]) -> None:
-        self.by_id = {line.line_id: line for line in lines}
-        self.lent, self.lent_to_others = Counter[str](), Counter[str]()
-        self.granted, self.borrowed = Counter[str](), Counter[str]()
-        self.groups: set[str] = set()
-        by_workload: dict[str, list[Line]] = {}
-        for line in lines:
-            by_workload.setdefault(line.workload.uid, []).append(line)
-            self.groups |= {line.borrower, line.lender}
-            self.lent[line.lender] += line.gpus
-            if line.state is LineState.GRANTED:
-                self.granted[line.borrower] += line.gpus
-            if not line.is_self_loan:
-                self.lent_to_others[line.lender] += line.gpus
-                self.borrowed[line.borrower] += 0 if line.replaces is not None else line.gpus
-        self.groups.discard(SURPLUS)
-        self.by_workload = {uid: tuple(found) for uid, found in by_workload.items()}
+    @property
+    def rows(self) -> tuple[Any, ...]: ...
 
 
-class _Same(Generic[Row]):
-    """Rows that are told apart by being the same tuple, which never changes: comparing them would cost more."""
+IndexT = TypeVar("IndexT", bound=_Indexed)
 
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: tuple[Row, ...]) -> None:
-        self.rows = rows
-
-    def __hash__(self) -> int:
-        return id(self.rows)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.rows is other.rows
+_KEPT: Final[dict[type, str]] = {LineIndex: "_lines", DemandIndex: "_demands", GuaranteeIndex: "_guarantees"}
+"""Where each index is kept beside the fields. A copy of the books takes it along although its rows may be others, so
+an index counts only for the very tuple that it was made of."""
 
 
-@lru_cache(maxsize=4)
-def _index(same: _Same[Line]) -> _Index:
-    return _Index(same.rows)
-
-
-@lru_cache(maxsize=4)
-def _guarantees(same: _Same[Guarantee]) -> dict[str, Guarantee]:
-    return {guarantee.group: guarantee for guarantee in same.rows}
+def _index(books: Books, make: Callable[[Any], IndexT], rows: tuple[Any, ...]) -> IndexT:
+    name = _KEPT[make]  # type: ignore[index]
+    kept: IndexT | None = books.__dict__.get(name)
+    if kept is None or kept.rows is not rows:
+        kept = books.__dict__[name] = make(rows)
+    return kept
 
 
 class Applied(NamedTuple):

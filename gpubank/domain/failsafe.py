@@ -7,6 +7,7 @@
 While an epoch stands, the scheduler borrows and takes back by itself, and nobody of the bank writes a quota.
 """
 
+from datetime import timedelta
 from typing import NamedTuple
 
 from pydantic import AwareDatetime, Field
@@ -28,6 +29,20 @@ def heartbeat_lease(cluster: str, pool: str) -> str:
 def loop_lease(cluster: str, pool: str) -> str:
     """Name of the Lease that the controller's loop of one pool renews after every turn that came to an end."""
     return f"loop-{cluster}-{pool}"
+
+
+class HeartbeatInput(Message):
+    """Starts the heartbeat of one pool."""
+
+    cluster: str
+    pool: str
+    every: Duration = timedelta(seconds=10)
+    """Pause between two beats."""
+
+    @property
+    def lasts(self) -> timedelta:
+        """How long a beat is good for: a few may be missed."""
+        return max(4 * self.every, timedelta(seconds=1)) + timedelta(seconds=5)
 
 
 class Beat(Message):

@@ -141,6 +141,8 @@ async def embedded_bank(settings: Settings, *, quiet_seconds: float = 0.0) -> As
             ledger=ledger,
             processes=client,
             notifier=cluster.notices,
+            heartbeats=client,
+            leases=cluster.leases,
             now=_now,
             resync=timedelta(seconds=settings.controller.resync_seconds),
         )
@@ -151,6 +153,7 @@ async def embedded_bank(settings: Settings, *, quiet_seconds: float = 0.0) -> As
             notifier=cluster.notices,
             hook=_hooks(settings),
             storage=storage,
+            leases=cluster.leases,
             attest=AttestPolicy(check_hashes=settings.checkpoint.hash_files),
         )
         stop = asyncio.Event()

@@ -28,10 +28,12 @@ from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 from gpubank.domain.loan import WorkloadKey
 from gpubank.domain.pool import GPUPool, PoolLimits
 from gpubank.simulation.clock import Clock, ManualClock, SystemClock, Timeline, Timing
+from gpubank.simulation.cohorts import SimulatedFailSafe
 from gpubank.simulation.events import EventLog, Notices
 from gpubank.simulation.facts import workload_facts
 from gpubank.simulation.jobs import JobController, Names
 from gpubank.simulation.kubelet import Kubelet
+from gpubank.simulation.leases import SimulatedLeases
 from gpubank.simulation.manifests import DEFAULT_NAMESPACE, JobManifest, refuse_borrower
 from gpubank.simulation.nodes import Node, NodeBook
 from gpubank.simulation.objects import ObjectBook
@@ -90,6 +92,8 @@ class SimulatedCluster:
         self._kubelet = kubelet
         self._jobs = JobController(self._timeline, self.timing, self._queues, kubelet, self._pulse, names)
         self._scheduler = self._jobs.scheduler
+        self.leases = SimulatedLeases()
+        self.fail_safe = SimulatedFailSafe(self._queues, self._scheduler.members, self._written)
 
     # -- QuotaBackend
 
@@ -123,15 +127,18 @@ class SimulatedCluster:
                 for workload in self._scheduler.members(queue)
             ),
             nodes=tuple(node.facts() for node in self._nodes.with_labels(self._queues.labels_of(pool))),
-            fail_safe_epoch=self._queues.epochs.get(pool, 0),
+            fail_safe_epoch=self._queues.cohort(pool).epoch,
+            fail_safe_since=self._queues.cohort(pool).since,
         )
 
     async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
         """Set one queue's quota and stamp it; see `QuotaBackend` for what is refused."""
-        queue = self._queues.written(pool, group, kind, nominal=nominal, revision=revision)
-        if queue is not None:
-            self._take_over(queue)
-        self._pulse.beat()
+        self._written(self._queues.written(pool, group, kind, nominal=nominal, revision=revision))
+        self._watch_fence(pool)
+
+    async def take_back(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
+        """Take a queue out of the fail-safe's Cohort, with its quota and stamp; see `QuotaBackend`."""
+        self._written(self._queues.taken_back(pool, group, kind, nominal=nominal, revision=revision))
         self._watch_fence(pool)
 
     async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
@@ -260,10 +267,8 @@ class SimulatedCluster:
             self._jobs.reconsider(workload)
 
     def set_fail_safe(self, pool: str, epoch: int) -> None:
-        """Hand the pool to the fail-safe (the bank's writes are refused), or with 0 back to the bank."""
-        self._queues.epochs[pool] = epoch
-        for queue in self._queues.of_pool(pool):
-            queue.fail_safe = bool(epoch)
+        """Write the fail-safe's epoch alone, so that the bank's writes are refused; 0 clears it."""
+        self._queues.cohort(pool).epoch = epoch
         self._pulse.beat()
 
     # -- time
@@ -343,12 +348,17 @@ class SimulatedCluster:
             self._pulse.beat()
         return report
 
+    def _written(self, queue: Queue | None) -> None:
+        if queue is not None:
+            self._take_over(queue)
+        self._pulse.beat()
+
     def _take_over(self, queue: Queue) -> None:
         """Let the scheduler use a quota for new cycles, and acknowledge it, a moment later."""
-        generation, nominal = queue.generation, queue.nominal
+        generation, nominal, cohort = queue.generation, queue.nominal, queue.cohort
 
         def acknowledge() -> None:
-            queue.in_force, queue.acknowledged = nominal, generation
+            queue.in_force, queue.cohort_in_force, queue.acknowledged = nominal, cohort, generation
             self._scheduler.capacity_event(queue)
             self._pulse.beat()
             self._watch_fence(queue.pool)

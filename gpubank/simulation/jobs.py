@@ -18,7 +18,7 @@ from gpubank.simulation.manifests import JobManifest
 from gpubank.simulation.pulse import Pulse
 from gpubank.simulation.queues import QueueBook
 from gpubank.simulation.scheduler import Scheduler
-from gpubank.simulation.workloads import DEACTIVATED, Job, JobView, Pod, Workload
+from gpubank.simulation.workloads import DEACTIVATED, PREEMPTED, Job, JobView, Pod, Workload
 
 JobKey = tuple[str, str, str]
 """Kind, namespace and name."""
@@ -57,7 +57,7 @@ class JobController:
         self._orders = itertools.count(1)
         self._jobs: dict[JobKey, Job] = {}
         self._owners: dict[str, Workload] = {}
-        self.scheduler = Scheduler(timeline, timing, self._admitted)
+        self.scheduler = Scheduler(timeline, timing, queues, self._admitted, self.preempt)
         kubelet.on_exit = self._pod_exited
         kubelet.on_gone = self._pod_gone
 
@@ -132,6 +132,14 @@ class JobController:
             self._timeline.after(self._timing.eviction, lambda: self._evict(workload))
         elif not workload.reserved:
             workload.waiting_since = self._now()
+        self._pulse.beat()
+
+    def preempt(self, workload: Workload) -> None:
+        """Take a Workload's quota for somebody else of its Cohort; it waits again once its pods are told to end."""
+        workload.version += 1
+        workload.evicted = PREEMPTED
+        workload.evicting = True
+        self._timeline.after(self._timing.eviction, lambda: self._evict(workload))
         self._pulse.beat()
 
     def activate(self, workload: Workload) -> None:

@@ -7,6 +7,7 @@ A quota is only ever written over a lower or equal stamp, and never while the fa
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from gpubank.domain.contract import (
     NODE_POOL_LABEL,
@@ -39,6 +40,37 @@ class Flavor:
     managed: bool = True
 
 
+@dataclass(frozen=True)
+class CohortTerms:
+    """How a queue stands in the pool's Cohort."""
+
+    borrowing_limit: int
+    """Most GPUs over its own quota."""
+
+    reclaims: bool
+    """Whether it takes back what others borrow of it."""
+
+    epoch: int
+    """Epoch of the fail-safe that it was put in for."""
+
+
+@dataclass(eq=False)
+class Cohort:
+    """A pool's Cohort; in normal operation no queue is in it."""
+
+    epoch: int = 0
+    """Epoch of the fail-safe; 0 while the bank is in charge."""
+
+    last_epoch: int = 0
+    since: datetime | None = None
+    """When the last epoch began."""
+
+    surplus: int = 0
+    """GPUs that it has beside its queues' quotas."""
+
+    version: int = 1
+
+
 @dataclass(eq=False)
 class Queue:
     """One ClusterQueue."""
@@ -63,7 +95,10 @@ class Queue:
     acknowledged: int = 1
     """Generation that the scheduler has taken over."""
 
-    fail_safe: bool = False
+    cohort: CohortTerms | None = None
+    """How it stands in the pool's Cohort, as written; None outside."""
+
+    cohort_in_force: CohortTerms | None = None
 
 
 class QueueBook:
@@ -82,8 +117,12 @@ class QueueBook:
         self.foreign_local: set[tuple[str, str]] = set()
         """LocalQueues that are not the bank's."""
 
-        self.epochs: dict[str, int] = {}
-        """Epoch of the fail-safe, by pool."""
+        self.cohorts: dict[str, Cohort] = {}
+        """By pool."""
+
+    def cohort(self, pool: str) -> Cohort:
+        """Return the pool's Cohort."""
+        return self.cohorts.setdefault(pool, Cohort())
 
     def of(self, namespace: str, local_queue: str) -> Queue | None:
         """Return the queue that a LocalQueue leads to, or None while there is none."""
@@ -109,6 +148,8 @@ class QueueBook:
         if queue is None or not queue.managed:
             raise BackendError(f"queue {name!r} is not there, or not the bank's; lay the pool out first")
         self.check_in_charge(pool)
+        if queue.cohort is not None:
+            raise ConflictError(f"queue {name!r} stands in a Cohort; the bank leaves it alone until the fail-safe ends")
         if queue.stamp > revision:
             raise ConflictError(
                 f"queue {name!r} bears revision {queue.stamp}: revision {revision} is older; read the books again"
@@ -120,9 +161,19 @@ class QueueBook:
         queue.generation += 1
         return queue
 
+    def taken_back(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> Queue | None:
+        """Take a queue out of the Cohort with its quota; one that is in none is written as `written` does."""
+        queue = self.queues.get(own_queue(group, pool) if kind is Side.OWN else borrow_queue(group, pool))
+        if queue is None or queue.cohort is None:
+            return self.written(pool, group, kind, nominal=nominal, revision=revision)
+        self.check_in_charge(pool)
+        queue.nominal, queue.stamp, queue.cohort = nominal, revision, None
+        queue.generation += 1
+        return queue
+
     def check_in_charge(self, pool: str) -> None:
         """Raise `ConflictError` while the fail-safe holds the pool."""
-        if epoch := self.epochs.get(pool, 0):
+        if epoch := self.cohort(pool).epoch:
             raise ConflictError(f"pool {pool!r} is in fail-safe epoch {epoch}: the bank writes nothing until it ends")
 
     def facts(self, queue: Queue, *, reserved: int, fenced: int) -> QueueFacts:
@@ -135,7 +186,7 @@ class QueueBook:
             reserved=reserved,
             stamp=queue.stamp,
             fenced=fenced,
-            fail_safe=queue.fail_safe,
+            fail_safe=queue.cohort is not None,
         )
 
     def lay_out(self, layout: PoolLayout, *, busy: Iterable[str] = ()) -> LayoutReport:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpubank.simulation.clock import Timeline, Timing
-from gpubank.simulation.queues import Queue
+from gpubank.simulation.cohorts import Cohorts
+from gpubank.simulation.queues import Queue, QueueBook
 from gpubank.simulation.workloads import Workload
 
 
@@ -24,15 +25,26 @@ class _Verdict:
     queue: Queue
     workload: Workload
     fits: bool
+    victims: tuple[Workload, ...] = ()
+    """Whom it has preempted, so that it fits later."""
 
 
 class Scheduler:
     """Admits Workloads to queues."""
 
-    def __init__(self, timeline: Timeline, timing: Timing, admitted: Callable[[Workload], None]) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        timing: Timing,
+        book: QueueBook,
+        admitted: Callable[[Workload], None],
+        preempt: Callable[[Workload], None],
+    ) -> None:
         self._timeline = timeline
         self._timing = timing
         self._admitted = admitted
+        self._preempt = preempt
+        self._cohorts = Cohorts(book, self.members)
         self._members: dict[str, dict[str, Workload]] = {}
         self._heap: dict[str, set[str]] = {}
         self._inadmissible: dict[str, set[str]] = {}
@@ -78,9 +90,10 @@ class Scheduler:
 
     def capacity_event(self, queue: Queue) -> None:
         """Note that those who did not fit may fit now; they are considered again with the next batch."""
-        if queue.name not in self._batches:
-            self._batches.add(queue.name)
-            self._timeline.after(self._timing.batch, lambda: self._requeue(queue))
+        for other in self._cohorts.of(queue) or (queue,):
+            if other.name not in self._batches:
+                self._batches.add(other.name)
+                self._timeline.after(self._timing.batch, lambda other=other: self._requeue(other))  # type: ignore[misc]
 
     def stall(self, seconds: float) -> None:
         """Let the next cycle take this long, as on a busy cluster."""
@@ -107,17 +120,27 @@ class Scheduler:
     def _begin(self) -> None:
         self._arranged = False
         self._requeued.clear()
-        verdicts = []
-        for name in sorted(self._heap):
-            if (head := self._pop(name)) is not None:
-                queue, workload = head
-                fits = self.reserved(queue) + workload.gpus <= queue.in_force
-                verdicts.append(_Verdict(queue, workload, fits))
+        heads = [head for name in sorted(self._heap) if (head := self._pop(name)) is not None]
+        verdicts = self._judged(heads)
         if not verdicts:
             return
         self._cycle = tuple(verdicts)
         length, self._stall = self._stall or self._timing.cycle, 0.0
         self._timeline.after(length, self._end)
+
+    def _judged(self, heads: list[tuple[Queue, Workload]]) -> list[_Verdict]:
+        """Judge the heads of one cycle; in a Cohort whoever borrows comes last, and nobody gets what another got."""
+        promised: dict[str, int] = {}
+        verdicts = []
+        for queue, workload in sorted(heads, key=lambda head: self._cohorts.borrows(head[0], head[1].gpus)):
+            if queue.cohort_in_force is None:
+                verdicts.append(_Verdict(queue, workload, not self._cohorts.borrows(queue, workload.gpus)))
+                continue
+            fits = self._cohorts.fits(queue, workload.gpus, promised.get(queue.pool, 0))
+            victims = () if fits else self._cohorts.victims(queue, workload.gpus)
+            promised[queue.pool] = promised.get(queue.pool, 0) + (workload.gpus if fits or victims else 0)
+            verdicts.append(_Verdict(queue, workload, fits, victims))
+        return verdicts
 
     def _pop(self, name: str) -> tuple[Queue, Workload] | None:
         heap, members = self._heap[name], self._members.get(name, {})
@@ -136,10 +159,13 @@ class Scheduler:
             known = workload.uid in self._members.get(queue.name, {})
             if not known or not workload.eligible or workload.uid in self._heap.get(queue.name, set()):
                 continue  # it ended, was stopped, or changed meanwhile and has its turn in the next cycle
+            for victim in verdict.victims:
+                if victim.reserved and not victim.evicting:
+                    self._preempt(victim)
             if verdict.fits:
                 self._admitted(workload)
-            elif queue.name in self._requeued:
-                # Capacity was freed while this cycle ran: parking it now would lose that event.
+            elif queue.name in self._requeued or verdict.victims:
+                # Capacity was freed while this cycle ran, or is about to be: parking it now would lose that event.
                 self._heap.setdefault(queue.name, set()).add(workload.uid)
             else:
                 self._inadmissible.setdefault(queue.name, set()).add(workload.uid)

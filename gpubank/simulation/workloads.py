@@ -15,6 +15,9 @@ from gpubank.simulation.queues import Queue
 DEACTIVATED = "Deactivated"
 """Reason of an eviction by `active=false`, as Kueue says it."""
 
+PREEMPTED = "Preempted"
+"""Reason of an eviction for somebody else of the Cohort, as Kueue says it."""
+
 
 @dataclass(eq=False)
 class Pod:

@@ -3,9 +3,9 @@
 Names are used again, UIDs never. A StatefulSet's pod is followed by another of the same name, often on the same GPU,
 and whoever takes one for the other books a team's GPUs to its predecessor. The witnesses, in order:
 
-1. the Pods API, if it knows one pod of that name; if it knows several, the checkpoint says which holds the device;
-2. the checkpoint, unless the snapshot knows that UID under another name;
-3. the snapshot, if it knows exactly one pod of that name.
+1. the Pods API, and the checkpoint where it can be read: the one pod of that name to which it gives the device;
+2. the checkpoint alone, unless the snapshot knows that UID under another name;
+3. the snapshot, if it is fresh and knows exactly one pod of that name.
 
 Where the first two contradict each other, nobody is right.
 """
@@ -27,6 +27,8 @@ class Witnesses:
 
     checkpoint: Holdings | None = None
     snapshot: NodeMetadata | None = None
+    fresh: bool = True
+    """Whether the snapshot is young enough to name a pod by; of an old one the successor may be missing."""
 
     def holders(self, allocation: Allocation) -> frozenset[str]:
         """UIDs that the checkpoint gives the device to."""
@@ -39,11 +41,14 @@ class Witnesses:
         noted = self.holders(allocation)
         running = (self.pods or {}).get((allocation.namespace, allocation.pod), frozenset())
         if running:
-            return _only(running & noted if noted else running)
+            # Between two questions to the kubelet a pod may have made way for another: both must name the same one.
+            # What a claim gives to a pod is never in the checkpoint.
+            seen_twice = self.checkpoint is not None and not allocation.claimed
+            return _only(running & noted if seen_twice else running)
         if noted:
             return self._confirmed(_only(noted), allocation)
-        if self.pods is not None or self.snapshot is None:
-            # The kubelet answers and knows no such pod: what it still lists is on its way out.
+        if self.pods is not None or self.snapshot is None or not self.fresh:
+            # Where the kubelet answers and knows no such pod, what it still lists is on its way out.
             return None
         return _only(frozenset(pod.uid for pod in self.snapshot.named(allocation.namespace, allocation.pod)))
 

@@ -66,7 +66,7 @@ class Socket:
         try:
             return ask(channel, self._timeout)
         except grpc.RpcError as error:
-            code, details = error.code(), (error.details() or "")[:200]  # type: ignore[attr-defined]
+            code, details = error.code(), (error.details() or "")[:200]
             if code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 self.close()
             kind = KubeletAbsentError if code is grpc.StatusCode.UNIMPLEMENTED else KubeletError

@@ -129,16 +129,16 @@ class Guarded:
         except NvmlHungError:
             pass
         finally:
-            for lane in self._lanes.values():
-                lane.close()
-            self._lanes.clear()
+            self.drop(list(self._lanes))
 
     def drop(self, uuids: Sequence[str]) -> None:
-        """Forget the lanes of GPUs that are gone."""
+        """Forget the lanes of GPUs that are gone; a stuck one stays, or each session would lose another thread."""
         with self._lock:
             for uuid in uuids:
-                if (lane := self._lanes.pop(uuid, None)) is not None:
+                lane = self._lanes.get(uuid)
+                if lane is not None and not lane.hung:
                     lane.close()
+                    del self._lanes[uuid]
 
     def _lane(self, name: str) -> Lane:
         with self._lock:

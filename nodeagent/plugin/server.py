@@ -8,10 +8,10 @@ ends makes all devices of the resource unhealthy at once, hence a server is only
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 
@@ -20,6 +20,9 @@ from gpubank.domain.errors import BankError
 from nodeagent.pb.deviceplugin import api_pb2, api_pb2_grpc
 from nodeagent.plugin.response import Response
 from nodeagent.plugin.watch import Identity, identity
+
+if TYPE_CHECKING:
+    _Context = grpc.aio.ServicerContext[Any, Any]
 
 VERSION: Final = "v1beta1"
 KUBELET_SOCKET: Final = "kubelet.sock"
@@ -95,8 +98,8 @@ class ResourceServer:
     async def settle(self) -> bool:
         """Make it so that the kubelet that is there now knows this resource; True if it does.
 
-        To be called again and again: it serves anew if the socket is gone, registers anew if the kubelet is another one,
-        and otherwise does nothing.
+        To be called again and again: it serves anew if the socket is gone, registers anew if the kubelet is another
+        one, and otherwise does nothing. Raises OSError and grpc.aio.AioRpcError.
         """
         if self._server is None or identity(self.path) != self._bound:
             await self._serve()
@@ -106,7 +109,7 @@ class ResourceServer:
             return False
         if kubelet != self._registered_with:
             await self._register()
-            # What stood there before the call is what answered it, unless it was replaced meanwhile: then again.
+            # Looked at before the call: if it was replaced meanwhile, the next look differs and registers again.
             self._registered_with = kubelet
         return True
 
@@ -163,18 +166,18 @@ class _Servicer(api_pb2_grpc.DevicePluginServicer):
         self._server = server
         self._source = source
 
-    async def GetDevicePluginOptions(  # type: ignore[override]  # noqa: N802
+    async def GetDevicePluginOptions(  # noqa: N802
         self, request: api_pb2.Empty, context: "_Context"
     ) -> api_pb2.DevicePluginOptions:
         return api_pb2.DevicePluginOptions(get_preferred_allocation_available=True)
 
-    async def ListAndWatch(  # type: ignore[override]  # noqa: N802
+    async def ListAndWatch(  # noqa: N802
         self, request: api_pb2.Empty, context: "_Context"
     ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
         async for devices in self._server.lists():
             yield devices
 
-    async def GetPreferredAllocation(  # type: ignore[override]  # noqa: N802
+    async def GetPreferredAllocation(  # noqa: N802
         self, request: api_pb2.PreferredAllocationRequest, context: "_Context"
     ) -> api_pb2.PreferredAllocationResponse:
         chosen = (
@@ -190,7 +193,7 @@ class _Servicer(api_pb2_grpc.DevicePluginServicer):
             container_responses=[api_pb2.ContainerPreferredAllocationResponse(deviceIDs=names) for names in chosen]
         )
 
-    async def Allocate(  # type: ignore[override]  # noqa: N802
+    async def Allocate(  # noqa: N802
         self, request: api_pb2.AllocateRequest, context: "_Context"
     ) -> api_pb2.AllocateResponse:
         wanted = [list(each.devices_ids) for each in request.container_requests]
@@ -202,7 +205,7 @@ class _Servicer(api_pb2_grpc.DevicePluginServicer):
             raise
         return api_pb2.AllocateResponse(container_responses=list(map(_container, answers)))
 
-    async def PreStartContainer(  # type: ignore[override]  # noqa: N802
+    async def PreStartContainer(  # noqa: N802
         self, request: api_pb2.PreStartContainerRequest, context: "_Context"
     ) -> api_pb2.PreStartContainerResponse:
         return api_pb2.PreStartContainerResponse()

@@ -37,9 +37,9 @@ def identity(path: Path) -> Identity | None:
 class FolderWatch:
     """Says when something in a folder was made or went away; never misses the last change."""
 
-    def __init__(self, poll_seconds: float) -> None:
+    def __init__(self, poll_seconds: float, changed: asyncio.Event) -> None:
         self._poll = poll_seconds
-        self._changed = asyncio.Event()
+        self._changed = changed
 
     async def wait(self) -> None:
         """Return after the next change, or after the interval, for somebody to look anyway."""
@@ -50,15 +50,14 @@ class FolderWatch:
         await asyncio.sleep(_SETTLE)
         self._changed.clear()
 
-    def note(self) -> None:
-        """Say that something changed."""
-        self._changed.set()
-
 
 @asynccontextmanager
-async def watching(folder: Path, poll_seconds: float) -> AsyncIterator[FolderWatch]:
-    """Watch a folder; where the kernel's watch cannot be had, looking at intervals remains."""
-    watch = FolderWatch(poll_seconds)
+async def watching(folder: Path, poll_seconds: float, changed: asyncio.Event) -> AsyncIterator[FolderWatch]:
+    """Watch a folder; where the kernel's watch cannot be had, looking at intervals remains.
+
+    `changed` may also be set by others who want somebody to look.
+    """
+    watch = FolderWatch(poll_seconds, changed)
     loop = asyncio.get_running_loop()
     descriptor = _inotify(folder)
     if descriptor is None:
@@ -68,7 +67,7 @@ async def watching(folder: Path, poll_seconds: float) -> AsyncIterator[FolderWat
     def ready() -> None:
         try:
             while os.read(descriptor, 64 * 1024):
-                watch.note()
+                changed.set()
         except BlockingIOError:
             pass
 

@@ -69,13 +69,18 @@ class BankSuite:
         await bank.borrow("search", "train", 4, trains=gate)
         await bank.own("vision", "gang", pods=2)
         await bank.loan_in("train", LoanPhase.CHECKPOINTING)
-        others = ("greedy", "third", "later")
+        others = ["greedy", "third"]
         async with bank.forbidden(lambda facts: any(_reserved(facts, name) for name in others), f"one of {others} ran"):
             await bank.ask("vision", "greedy", 4)
             await bank.ask("audio", "third", 4)
-            await bank.own("vision", "later", 4)
-            await asyncio.sleep(1.5)  # long enough for the scheduler's next batch, and for a lender that is too quick
+            await asyncio.sleep(1.0)  # long enough for the scheduler's next batch, and for a lender that is too quick
             gate.touch()
+            for _ in range(100):  # whenever one comes, before the raise, in it or after, the gang goes first
+                others.append(f"later-{len(others)}")
+                await bank.own("vision", others[-1], 4)
+                await asyncio.sleep(0.25)
+                if _placed(await bank.facts(), "gang"):
+                    break
             await bank.placed("gang")
             await bank.demand_met("vision")
         await bank.settled()
@@ -268,6 +273,11 @@ async def _none_open(bank: Bank) -> bool:
 def _reserved(facts: PoolFacts, name: str) -> bool:
     found = job_of(facts, name)
     return found is not None and found.reserved
+
+
+def _placed(facts: PoolFacts, name: str) -> bool:
+    found = job_of(facts, name)
+    return found is not None and found.placed
 
 
 def _own(facts: PoolFacts, group: str) -> int:

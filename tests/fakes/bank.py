@@ -102,6 +102,7 @@ class FakeBank:
             notifier=simulated.notices,
             hook=self.trainers,
             storage=self.trainers,
+            leases=simulated.leases,
         )
         self.loop = PoolLoop(
             world.cluster,

@@ -80,7 +80,14 @@ class NvmlFacts:
         """Add a MIG device and switch MIG on; returns its UUID."""
         slices, gigabytes = profile.split("g.")
         size = int(gigabytes.split("gb", maxsplit=1)[0]) * 1024 - 256
-        given = {"profile": profile, "gi": gi, "ci": ci, "memory": size, "gi_slices": slices, "ci_slices": slices}
+        given: dict[str, Value] = {
+            "profile": profile,
+            "gi": gi,
+            "ci": ci,
+            "memory": size,
+            "gi_slices": slices,
+            "ci_slices": slices,
+        }
         self.lines.append(("mig", {"gpu": gpu, "uuid": uuid, **given, **facts}))
         self.gpus[gpu]["mig"] = 1
         self.write()

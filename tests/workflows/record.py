@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from gpubank.client import BankClient
 from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.policy import Approval, OnCheckpointFailure
 from gpubank.domain.recall import Decision, Extension, LoanPhase, ReclaimPhase
@@ -139,13 +140,14 @@ async def record_histories() -> None:
             bank = await stack.enter_async_context(fake_bank(client, {"research": 8, "serving": 8}))
             workload = await scene(bank)
             await asyncio.sleep(0.3)
-            await _keep(bank, f"loan-{scene.__name__}", bank.loan(workload))
+            await keep(bank.client, f"loan-{scene.__name__}", bank.loan(workload))
             if scene is not given_back:
-                await _keep(bank, f"reclaim-{scene.__name__}", bank.reclaim("serving"))
+                await keep(bank.client, f"reclaim-{scene.__name__}", bank.reclaim("serving"))
 
 
-async def _keep(bank: FakeBank, name: str, workflow_id: str) -> None:
-    history = await bank.client.temporal.get_workflow_handle(workflow_id).fetch_history()
+async def keep(client: BankClient, name: str, workflow_id: str) -> None:
+    """Write the history of a workflow among those that are replayed."""
+    history = await client.temporal.get_workflow_handle(workflow_id).fetch_history()
     events = [json.dumps(_redacted(event)) for event in history.to_json_dict()["events"]]
     path = HISTORIES / f"{name}.json"
     path.write_text('{"events": [\n' + ",\n".join(events) + "\n]}\n")

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from activities.checkpoints import CheckpointActivities
+from activities.failures import not_yet
+from activities.loans import LoanActivities
 from gpubank.decide.step import LoanSignal, SignalKind
 from gpubank.domain.demand import DemandKind
 from gpubank.domain.facts import WorkloadFacts
@@ -170,3 +172,42 @@ async def test_the_end_of_a_closed_loan_is_told_to_nobody(bank: FakeBank) -> Non
     await bank.client.signal_loan(bank.cluster, POOL, ended)
     assert (await handle.describe()).run_id == before.run_id
     assert (await bank.client.loan_state(bank.loan(batch))).history
+
+
+async def test_a_recall_that_is_late_for_pods_that_do_not_end_is_told_of_as_overdue(
+    bank: FakeBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = True
+    is_taken = LoanActivities._is_taken
+
+    async def never_gone(self: LoanActivities, *args: Any) -> bool:
+        if stuck:
+            raise not_yet("its node is dead")
+        return await is_taken(self, *args)
+
+    monkeypatch.setattr(LoanActivities, "_is_taken", never_gone)
+    monkeypatch.setattr("workflows.reclaim_demand.SEND_AGAIN", timedelta(milliseconds=500))
+    bank.terms.set(max_time_to_return=timedelta(seconds=2))
+    await bank.borrow("research", "batch", 16, pods=2)
+    await bank.own("serving", "serve")
+
+    async def told() -> bool:
+        return [note.action for note in bank.ledger.notes.values()].count("overdue") > 0
+
+    await bank.until(told, "it is overdue")
+    stuck = False
+    await bank.placed("serve")
+    assert [note.action for note in bank.ledger.notes.values()].count("overdue") == 1
+
+
+async def test_a_list_of_demands_is_news_although_a_clock_was_set_back(bank: FakeBank) -> None:
+    bank.trainers.mood = Mood.SILENT
+    train = await bank.borrow("research", "train", 16, hook=True, pods=2)
+    await bank.own("serving", "serve")
+    await bank.loan_in(train, LoanPhase.CHECKPOINTING)
+    (demand,) = await bank.demands()
+    told = (demand.demand_id, "another")
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    await bank.client.signal_needs(bank.cluster, POOL, "serving", told[:1], at=ahead)
+    await bank.client.signal_needs(bank.cluster, POOL, "serving", told, at=datetime.now(UTC))
+    await bank.reclaim_where("serving", lambda state: len(state.demands) == 2)

@@ -216,3 +216,28 @@ def test_parked_work_that_nobody_can_resume_holds_up_nobody() -> None:
     decided = step(seen, model.books, model.terms, model.now)
     offers = [offer.workload.uid for transaction in decided.transactions for offer in transaction.offers]
     assert offers == ["next"]
+
+
+def test_work_that_the_scheduler_never_admits_does_not_keep_its_gpus_from_everybody_else() -> None:
+    groups = (group_terms("a", 0), group_terms("b", 8), group_terms("c", 0))
+    model = Model(pool_terms(*groups, capacity=8), {"n0": 8})
+    model.settle()
+    model.submit("stuck", "a", BORROW, 8)
+    for _ in range(3):
+        model.step()
+        model.write()
+        model.fence()
+        model.now += timedelta(milliseconds=300)
+    assert [line.state for line in model.books.lines] == [LineState.GRANTED]
+    model.submit("next", "c", BORROW, 8)
+    model.now += timedelta(seconds=6)
+    assert model.step().lapsed == ("stuck",)
+    for _ in range(3):
+        model.write()
+        model.fence()
+        decided = step(model.facts(), model.books, model.terms, model.now, resting=frozenset({"stuck"}))
+        for transaction in decided.transactions:
+            model.commit(transaction)
+        model.now += timedelta(milliseconds=300)
+    assert {line.workload.uid for line in model.books.lines} == {"next"}
+    assert [note.reason for note in decided.waiting if note.workload.uid == "stuck"] == ["NotTaken"]

@@ -24,3 +24,26 @@ async def test_a_demand_is_never_without_its_reclaim_for_longer_than_a_minute(tm
             await bank.cluster.advance(timedelta(seconds=31).total_seconds())
             await bank.loop.turn()
         assert len(bank.processes.needs) > told
+
+
+async def test_work_that_lets_loans_lapse_again_and_again_rests_longer_every_time(tmp_path: Path) -> None:
+    async with a_bank(tmp_path) as bank:
+        await bank.agree(a={"guaranteed": 8, "maxCapacity": 16}, b={"guaranteed": 8, "maxCapacity": 16})
+        await bank.let(0.2)
+        bank.submit("a", "x", 16, borrow=True, pods=2)
+        await bank.cluster.advance(0.1)
+        facts = await bank.cluster.observe(POOL)
+        (uid,) = {workload.key.uid for workload in facts.workloads}
+        now = bank.cluster.clock.now()
+        rested = []
+        for _ in range(6):
+            bank.loop._rest((uid,), now)
+            start = now
+            while bank.loop._rests(facts, now):
+                now += timedelta(seconds=10)
+            rested.append((now - start).total_seconds())
+        assert rested == [30, 60, 120, 240, 480, 600]
+        gone = facts.model_copy(update={"workloads": ()})
+        bank.loop._rest((uid,), now)
+        assert not bank.loop._rests(gone, now)
+        assert not bank.loop._rests(facts, now)
