@@ -122,7 +122,7 @@ def world(size: Size) -> World:
 def with_demand(world: World, gpus: int) -> tuple[World, str]:
     """Add own work of the first group that waits for what it has lent, and the demand for it; return its id too."""
     group = group_name(0)
-    owner = workload("owner", group, Side.OWN, gpus)
+    owner = workload("owner", group, Side.OWN, gpus).model_copy(update={"pods": gpus // SIZE})
     demand = Demand(
         demand_id=f"{POOL}/{group}/{DemandKind.WORKLOAD}/owner",
         cluster=CLUSTER,
@@ -131,6 +131,7 @@ def with_demand(world: World, gpus: int) -> tuple[World, str]:
         kind=DemandKind.WORKLOAD,
         workload=owner.key,
         gpus=gpus,
+        pods=owner.pods,
         opened_at=NOW,
         due_at=NOW + timedelta(hours=1),
     )

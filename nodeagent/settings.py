@@ -86,6 +86,9 @@ class Intervals(ApiModel):
     inventory: Seconds = 15
     """Between two looks at which GPUs and MIG devices there are."""
 
+    events: Seconds = 1
+    """Longest that one wait for an event lasts; a session with NVML is only closed between two of them."""
+
     sockets: Seconds = 1
     """Between two looks at the kubelet's folder, beside the watch."""
 

@@ -27,6 +27,11 @@ async def identity_of(cluster: "Cluster") -> Identity:
     confirmed = await cluster.whoami()
     if confirmed is not None:
         return Identity(confirmed, verified=True)
+    return os_identity()
+
+
+def os_identity() -> Identity:
+    """Return the OS user, for orders that reach no cluster."""
     try:
         return Identity(getpass.getuser(), verified=False)
     except (OSError, KeyError):  # a uid without a name, as in a container

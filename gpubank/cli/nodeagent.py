@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpubank.cli.context import ExitCode, say
-from gpubank.cli.output import Column, Output, OutputOption, show
+from gpubank.cli.output import Column, Output, OutputOption, show, show_one
 from gpubank.domain.errors import PolicyError
 from nodeagent.classes import rules
 from nodeagent.classes.classify import Verdict, classify
@@ -122,3 +122,59 @@ def _remedy(rulebook: Rulebook) -> str:
     if rulebook.quarantine_resource:
         return "only administrators can ask for them; list their products in a class to sell them"
     return "nobody can ask for them; list their products in a class to sell them"
+
+
+StateOption = Annotated[
+    Path,
+    typer.Option("--state-dir", help="State folder of the agent on this host.", envvar="GPUBANK_NODEAGENT_STATE_DIR"),
+]
+_STATE: Final = Path("/var/lib/gpubank/nodeagent")
+
+
+@app.command("inspect")
+def inspect_command(state_dir: StateOption = _STATE, output: OutputOption = Output.TABLE) -> None:
+    """Show the GPUs of this host as its running agent sees them, with what is held against each."""
+    from nodeagent.plugin.client import ask
+
+    node = ask(state_dir, order="inspect")["node"]
+    if output in (Output.JSON, Output.YAML):
+        show_one(node, output, name="", text=lambda: None)
+        return
+    rows = [{**gpu, "against": "; ".join(mark["cause"] for mark in gpu["marks"])} for gpu in node["gpus"]]
+    columns = (
+        Column("UUID", "uuid"),
+        Column("NAME", "name"),
+        Column("CLASS", "class"),
+        Column("AGAINST IT", "against"),
+    )
+    show(rows, columns, output, name=lambda row: str(row["uuid"]), empty="the agent sees no GPU")
+    for problem in node["problems"]:
+        say(problem)
+    for withheld in node["withheld"]:
+        say(f"{withheld['uuid']} is withheld: {withheld['reason']}")
+
+
+@app.command("quarantine")
+def quarantine_command(
+    uuid: Annotated[str, typer.Argument(help="UUID of the GPU.")],
+    reason: Annotated[str, typer.Option(help="Shown to whoever asks why.")],
+    state_dir: StateOption = _STATE,
+) -> None:
+    """Take a GPU of this host out: no new pod gets it, running ones are not touched."""
+    from gpubank.cli.identity import check_reason, os_identity
+    from nodeagent.plugin.client import ask
+
+    check_reason(reason)
+    ask(state_dir, order="quarantine", uuid=uuid, by=str(os_identity()), reason=reason)
+    typer.echo(f"{uuid}: in quarantine")
+
+
+@app.command("release")
+def release_command(
+    uuid: Annotated[str, typer.Argument(help="UUID of the GPU.")], state_dir: StateOption = _STATE
+) -> None:
+    """Put a GPU of this host back; refused while the GPU itself still reports a fault."""
+    from nodeagent.plugin.client import ask
+
+    changed = ask(state_dir, order="release", uuid=uuid)["changed"]
+    typer.echo(f"{uuid}: {'released' if changed else 'nothing was held against it'}")

@@ -1,16 +1,19 @@
 """The desk on which one step is decided: facts, terms, and books that already hold what the step has decided so far."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from gpubank.domain.books import Books
+from gpubank.domain.books import Books, Guarantee
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import PoolFacts, QueueFacts, Wait, WorkloadFacts
 from gpubank.domain.loan import SURPLUS, Line, LineState
 from gpubank.domain.terms import GroupTerms, PoolTerms
 from gpubank.domain.transaction import Transaction
+
+T = TypeVar("T")
 
 ACTOR: Final = "controller"
 """Who decides what a step decides, in the audit trail."""
@@ -49,7 +52,9 @@ class Desk:
         self.lapsed: set[str] = set()
         """uids of Workloads that have let a loan lapse now."""
 
-        self._by_state: dict[tuple[LineState, ...], tuple[Line, ...]] = {}
+        self._known: dict[object, Any] = {}
+        self._fixed: dict[object, Any] = {}
+        self._owed: dict[str, tuple[Guarantee, tuple[WorkloadFacts, ...]]] = {}
 
     # ---- writing
 
@@ -71,7 +76,7 @@ class Desk:
         transaction = Transaction.model_validate(head | body)
         if not transaction.is_empty:
             self.books = self.books.applied(transaction).books
-            self._by_state.clear()
+            self._known.clear()
             self.transactions.append(transaction)
 
     def wake(self, at: datetime) -> None:
@@ -85,6 +90,20 @@ class Desk:
         return self.now >= since + wait
 
     # ---- reading
+
+    def once(self, what: object, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns, which is called once between two writes: `what` names the question."""
+        if what not in self._known:
+            self._known[what] = compute()
+        found: T = self._known[what]
+        return found
+
+    def fixed(self, what: object, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns, which is called once: it depends on facts, terms and time alone."""
+        if what not in self._fixed:
+            self._fixed[what] = compute()
+        found: T = self._fixed[what]
+        return found
 
     @cached_property
     def _by_uid(self) -> dict[str, WorkloadFacts]:
@@ -119,7 +138,7 @@ class Desk:
     @property
     def groups(self) -> tuple[str, ...]:
         """Groups that have terms or stand in the books."""
-        return tuple(sorted({*self._by_group, *self.books.groups}))
+        return self.once("groups", lambda: tuple(sorted({*self._by_group, *self.books.groups})))
 
     def reserved(self, group: str, kind: Side) -> int:
         """GPUs that the scheduler has reserved in the queue; 0 where it does not exist."""
@@ -154,7 +173,12 @@ class Desk:
 
     def of_side(self, kind: Side) -> tuple[WorkloadFacts, ...]:
         """Workloads of all queues of one kind that have not finished."""
-        return tuple(w for w in self.facts.workloads if w.kind is kind and not w.finished)
+        return self._by_side[kind]
+
+    @cached_property
+    def _by_side(self) -> dict[Side, tuple[WorkloadFacts, ...]]:
+        live = [workload for workload in self.facts.workloads if not workload.finished]
+        return {kind: tuple(workload for workload in live if workload.kind is kind) for kind in Side}
 
     @cached_property
     def _pending_own(self) -> dict[str, tuple[WorkloadFacts, ...]]:
@@ -171,6 +195,13 @@ class Desk:
         the guarantee is owed nothing.
         """
         guarantee = self.books.guarantee(group)
+        known = self._owed.get(group)
+        if known is None or known[0] is not guarantee:  # nothing else in it changes while one step is decided
+            known = self._owed[group] = (guarantee, self._owed_by(guarantee))
+        return known[1]
+
+    def _owed_by(self, guarantee: Guarantee) -> tuple[WorkloadFacts, ...]:
+        group = guarantee.group
         left = min(guarantee.in_force - guarantee.releasing, self.target(group)) - self.reserved(group, Side.OWN)
         owed = []
         for workload in self._pending_own.get(group, ()):
@@ -186,14 +217,15 @@ class Desk:
 
     def lines(self, *states: LineState) -> tuple[Line, ...]:
         """Open lines in one of the states, in the order in which they were begun."""
-        if states not in self._by_state:
-            found = sorted((line for line in self.books.lines if line.state in states), key=line_order)
-            self._by_state[states] = tuple(found)
-        return self._by_state[states]
+
+        def found() -> tuple[Line, ...]:
+            return tuple(sorted((line for line in self.books.lines if line.state in states), key=line_order))
+
+        return self.once(states, found)
 
     def demands_of(self, lender: str, *kinds: DemandKind) -> tuple[Demand, ...]:
         """Live demands of a lender, of the given kinds (all where none is given), by id."""
-        return tuple(d for d in self.books.demands if d.lender == lender and (not kinds or d.kind in kinds))
+        return tuple(d for d in self.books.demands_of(lender) if not kinds or d.kind in kinds)
 
 
 def waits_for_quota(workload: WorkloadFacts) -> bool:

@@ -1,6 +1,6 @@
 """The switch to the scheduler's own borrowing, one stage at a time; what is done already is seen, never remembered.
 
-    epoch on the Cohort ─▶ every borrow queue in, acknowledged ─▶ every own queue in ─▶ surplus on the Cohort
+    epoch on the Cohort ─▶ every borrow queue in, acknowledged ─▶ surplus on the Cohort, every own queue in
 
 A watchdog that dies anywhere leaves a pool that its next run, or another watchdog, finishes from what stands. Before
 the own queues come in nobody can borrow anything, so nothing is ever lent twice on the way.
@@ -45,10 +45,10 @@ def switch(
     entries = _missing(facts.epoch, [_borrow_entry(facts.epoch, queue, terms) for queue in borrow])
     if entries or not all(queue.acknowledged for queue in borrow):
         return entries
-    if entries := _missing(facts.epoch, [_own_entry(facts.epoch, queue, guarantees) for queue in own]):
-        return _lower_first(entries)
+    entries = _lower_first(_missing(facts.epoch, [_own_entry(facts.epoch, queue, guarantees) for queue in own]))
     surplus = max(terms.capacity - sum(guarantees.values()), 0)
-    return (Lend(surplus, facts.epoch),) if facts.surplus != surplus else ()
+    # Ahead of the own queues, which would take back from borrowers what the surplus has for them.
+    return (Lend(surplus, facts.epoch), *entries) if facts.surplus != surplus else entries
 
 
 def own_quotas(facts: CohortFacts, terms: PoolTerms, promises: Mapping[str, int]) -> dict[str, int]:

@@ -13,6 +13,7 @@ wait itself, so that nothing has to be remembered.
 from collections.abc import Iterator
 from datetime import timedelta
 from fractions import Fraction
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from gpubank.decide.desk import Desk, kueue_order, waits_for_quota
@@ -55,12 +56,21 @@ def would_start(workload: WorkloadFacts) -> bool:
 
 def candidates(desk: Desk) -> tuple[WorkloadFacts, ...]:
     """Borrow Workloads that a loan would start: pending or parked, stoppable, and without lines."""
-    others = {line.workload.uid for line in desk.books.lines} | desk.resting
     return tuple(
         workload
-        for workload in desk.of_side(Side.BORROW)
-        if would_start(workload) and workload.key.uid not in others and may_be_stopped(desk, workload)
+        for workload in _startable(desk)
+        if not desk.books.lines_of(workload.key.uid) and workload.key.uid not in desk.resting
     )
+
+
+def _startable(desk: Desk) -> tuple[WorkloadFacts, ...]:
+    """Borrow Workloads that a loan would start, and that may be stopped again."""
+
+    def found() -> tuple[WorkloadFacts, ...]:
+        borrow = desk.of_side(Side.BORROW)
+        return tuple(workload for workload in borrow if would_start(workload) and may_be_stopped(desk, workload))
+
+    return desk.fixed("startable", found)
 
 
 def came_back(workload: WorkloadFacts) -> bool:
@@ -77,16 +87,23 @@ def room_for(desk: Desk, *, but: str | None = None) -> Room:
     Free is what is allocatable, less what runs, less what is admitted and not placed yet, less what own work and
     granted loans are about to take.
     """
-    room = Room.of(desk.facts.nodes)
-    soon = {workload.key.uid for group in desk.groups for workload in desk.owed(group)}
-    soon |= {line.workload.uid for line in desk.books.lines}
-    own_first = sorted(desk.facts.workloads, key=lambda w: (w.kind is not Side.OWN, not w.reserved, *kueue_order(w)))
-    for workload in own_first:
-        if workload.finished or workload.key.uid == but:
-            continue
-        if workload.reserved or workload.key.uid in soon:
+    room = desk.fixed("free room", lambda: Room.of(desk.facts.nodes)).copy()
+    for workload in desk.fixed("unplaced, own first", lambda: _unplaced(desk)):
+        if workload.key.uid != but and _takes_room(desk, workload):
             room.take(unplaced(workload), pod_size(workload))
     return room
+
+
+def _unplaced(desk: Desk) -> tuple[WorkloadFacts, ...]:
+    live = [workload for workload in desk.facts.workloads if not workload.finished and unplaced(workload)]
+    return tuple(sorted(live, key=lambda w: (w.kind is not Side.OWN, not w.reserved, *kueue_order(w))))
+
+
+def _takes_room(desk: Desk, workload: WorkloadFacts) -> bool:
+    """Whether its pods are about to be placed."""
+    if workload.reserved or desk.books.lines_of(workload.key.uid):
+        return True
+    return workload.kind is Side.OWN and any(owed is workload for owed in desk.owed(workload.group))
 
 
 # ---- the gang that gathers
@@ -94,19 +111,21 @@ def room_for(desk: Desk, *, but: str | None = None) -> Room:
 
 def gathering(desk: Desk) -> WorkloadFacts | None:
     """Return the one candidate that may gather slack now."""
+    return desk.once("gathering", lambda: _gathering(desk))
+
+
+def _gathering(desk: Desk) -> WorkloadFacts | None:
     if desk.frozen:
         return None
     partly = {line.workload.uid for line in desk.lines(LineState.OFFERED) if line.replaces is None}
-    held = {line.workload.uid for line in desk.books.lines if line.state is not LineState.OFFERED} | desk.resting
-    waiting = [
-        workload
-        for workload in desk.of_side(Side.BORROW)
-        if would_start(workload)
-        and workload.key.uid not in held
-        and may_be_stopped(desk, workload)
-        and could_ever_run(desk, workload, partly)
-    ]
-    for workload in sorted(waiting, key=lambda w: (w.waiting_since, w.key.uid)):
+    longest_first = desk.fixed(
+        "startable, longest first", lambda: sorted(_startable(desk), key=lambda w: (w.waiting_since, w.key.uid))
+    )
+    for workload in longest_first:
+        uid = workload.key.uid
+        held = any(line.state is not LineState.OFFERED for line in desk.books.lines_of(uid))
+        if held or uid in desk.resting or not could_ever_run(desk, workload, partly):
+            continue
         begins = workload.waiting_since + GATHER_AFTER
         if not desk.lasted(workload.waiting_since, GATHER_AFTER):
             return None
@@ -128,9 +147,10 @@ def could_ever_run(desk: Desk, workload: WorkloadFacts, partly: set[str]) -> boo
         if line.state is LineState.OFFERED and not line.is_self_loan
     )
     others = max(terms.borrow_limit - borrowed(desk, workload.group) + mine, 0)
-    lent = sum(g.lending_limit for g in desk.terms.groups if g.group != workload.group)
+    lent = desk.fixed("lending limits", lambda: sum(g.lending_limit for g in desk.terms.groups)) - terms.lending_limit
     potential = min(others, lent + surplus_limit(desk, desk.terms.capacity)) + terms.guaranteed
-    fits = Room.emptied(desk.facts.nodes).holds(workload.pods, pod_size(workload))
+    emptied = desk.fixed("emptied room", lambda: Room.emptied(desk.facts.nodes))
+    fits = emptied.holds(workload.pods, pod_size(workload))
     return fits and (potential >= workload.gpus or workload.key.uid in partly)
 
 
@@ -148,9 +168,11 @@ def offer_loans(desk: Desk) -> None:
     room = room_for(desk)
     till = Till(desk)
     for workload in _in_turn(desk, {gang.key.uid} if gang is not None else set()):
-        parts = till.sources(workload.group, workload.gpus)
-        if sum(part.gpus for part in parts) < workload.gpus or not room.holds(workload.pods, pod_size(workload)):
+        if till.available(workload.group, workload.gpus) < workload.gpus:
             continue
+        if not room.holds(workload.pods, pod_size(workload)):
+            continue
+        parts = till.sources(workload.group, workload.gpus)
         room.take(workload.pods, pod_size(workload))
         for part in parts:
             till.take(part, workload.group)
@@ -163,11 +185,16 @@ def _in_turn(desk: Desk, refused: set[str]) -> Iterator[WorkloadFacts]:
     for workload in sorted(candidates(desk), key=lambda w: (not came_back(w), *kueue_order(w)), reverse=True):
         if workload.key.uid not in refused:
             queues.setdefault(workload.group, []).append(workload)
-    while queues:
-        group = min(queues, key=lambda name: (_share(desk, name), name))
+    turns = [(_share(desk, group), group) for group in queues]
+    heapify(turns)
+    while turns:
+        _, group = turns[0]
         yield queues[group].pop()
-        if not queues[group]:
-            del queues[group]
+        # Whoever was asked may have been offered something; nobody else holds more than before.
+        if queues[group]:
+            heapreplace(turns, (_share(desk, group), group))
+        else:
+            heappop(turns)
 
 
 def _share(desk: Desk, group: str) -> Fraction:

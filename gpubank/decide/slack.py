@@ -7,6 +7,7 @@ surplus      capacity − Σ guarantees − lent, never what a guarantee is stil
 All of it is computed anew from books and facts; nothing here remembers.
 """
 
+from collections import Counter
 from copy import copy
 from typing import NamedTuple
 
@@ -54,7 +55,8 @@ def lendable(desk: Desk, group: str) -> int:
 
 def surplus_limit(desk: Desk, capacity: int) -> int:
     """Most GPUs that may be lent as surplus if the pool has `capacity`: what no group is or is to be guaranteed."""
-    return max(capacity - sum(committed(desk, group) for group in desk.groups), 0)
+    entitled = desk.once("committed", lambda: sum(committed(desk, group) for group in desk.groups))
+    return max(capacity - entitled, 0)
 
 
 def committed(desk: Desk, group: str) -> int:
@@ -70,7 +72,7 @@ def physical(desk: Desk) -> int:
     """
     if not desk.facts.nodes:
         return desk.terms.capacity
-    return sum(node.gpus if node.ready else node.used for node in desk.facts.nodes)
+    return desk.once("physical", lambda: sum(node.gpus if node.ready else node.used for node in desk.facts.nodes))
 
 
 def lendable_surplus(desk: Desk) -> int:
@@ -82,10 +84,17 @@ def lendable_surplus(desk: Desk) -> int:
 
 def borrowed(desk: Desk, group: str) -> int:
     """GPUs that the group holds of others, counting loans to itself that are about to be novated to others."""
-    replaced = (desk.books.line(line.replaces) for line in desk.lines(LineState.OFFERED) if line.replaces is not None)
-    return desk.books.borrowed(group) + sum(
-        old.gpus for old in replaced if old is not None and old.is_self_loan and old.borrower == group
-    )
+
+    def novated_of_itself() -> Counter[str]:
+        offers = desk.lines(LineState.OFFERED)
+        replaced = (desk.books.line(line.replaces) for line in offers if line.replaces is not None)
+        found = Counter[str]()
+        for old in replaced:
+            if old is not None and old.is_self_loan:
+                found[old.borrower] += old.gpus
+        return found
+
+    return desk.books.borrowed(group) + desk.once("novated of itself", novated_of_itself)[group]
 
 
 def borrow_room(desk: Desk, group: str) -> int:
@@ -104,6 +113,8 @@ class Till:
         if SURPLUS not in without:
             self._others[SURPLUS] = lendable_surplus(desk)
         self._room = {group: borrow_room(desk, group) for group in desk.groups}
+        self._turns: tuple[str, ...] | None = None
+        self._spare = sum(spare for spare in self._others.values() if spare > 0)
 
     def copy(self) -> "Till":
         """Return the same till, to be tried out."""
@@ -114,7 +125,7 @@ class Till:
     @property
     def lends(self) -> bool:
         """Whether anybody has anything to spare."""
-        return any(spare > 0 for spare in self._own.values()) or any(spare > 0 for spare in self._others.values())
+        return self._spare > 0 or any(spare > 0 for spare in self._own.values())
 
     def room(self, borrower: str) -> int:
         """GPUs that the group may still borrow of others."""
@@ -138,17 +149,33 @@ class Till:
         if (own := min(self._own.get(borrower, 0), gpus)) > 0:
             found.append(Source(borrower, own))
             gpus -= own
-        others = [name for name, spare in self._others.items() if spare > 0]
-        for lender in sorted(others, key=lambda name: (name != SURPLUS, -self._others[name], name)):
+        for lender in self._lenders():
+            if gpus <= 0 or room <= 0:
+                break
             if lender != borrower and (part := min(self._others[lender], gpus, room)) > 0:
                 found.append(Source(lender, part))
                 gpus -= part
                 room -= part
         return found
 
+    def available(self, borrower: str, gpus: int, *, room: int | None = None) -> int:
+        """Return how many of `gpus` GPUs the sources would come to."""
+        room = self.room(borrower) if room is None else room
+        own = max(min(self._own.get(borrower, 0), gpus), 0)
+        others = self._spare - max(self._others.get(borrower, 0), 0)
+        return own + max(min(others, gpus - own, room), 0)
+
+    def _lenders(self) -> tuple[str, ...]:
+        """Return who has anything to spare for others, in turn."""
+        if self._turns is None:
+            others = (name for name, spare in self._others.items() if spare > 0)
+            self._turns = tuple(sorted(others, key=lambda name: (name != SURPLUS, -self._others[name], name)))
+        return self._turns
+
     def take(self, source: Source, borrower: str, *, novates_loan: bool = False) -> None:
         """Count down a part that was promised; what novates a loan of others takes no more of the borrowLimit."""
         lender, gpus = source
+        before = max(self._others.get(lender, 0), 0)
         if lender in self._own:
             self._own[lender] -= gpus
         if lender != borrower:
@@ -157,3 +184,5 @@ class Till:
                 self.use_room(borrower, gpus)
         elif lender in self._others:
             self._others[lender] = min(self._others[lender], self._own[lender])
+        self._spare += max(self._others.get(lender, 0), 0) - before
+        self._turns = None

@@ -27,13 +27,15 @@ def backing(desk: Desk, uid: str) -> int:
 
 def unbacked(desk: Desk, borrower: str | None = None) -> list[tuple[WorkloadFacts, int]]:
     """Borrow Workloads that hold quota without enough lines, and how much they lack, in the order of admission."""
-    found = []
-    for workload in desk.of_side(Side.BORROW):
-        if workload.reserved and borrower in (None, workload.group):
-            lack = workload.gpus - backing(desk, workload.key.uid)
-            if lack > 0:
-                found.append((workload, lack))
-    return sorted(found, key=lambda item: (item[0].admitted_at or desk.now, item[0].key.uid))
+
+    def find() -> list[tuple[WorkloadFacts, int]]:
+        reserved = [workload for workload in desk.of_side(Side.BORROW) if workload.reserved]
+        lacks = [(workload, workload.gpus - backing(desk, workload.key.uid)) for workload in reserved]
+        found = [item for item in lacks if item[1] > 0]
+        return sorted(found, key=lambda item: (item[0].admitted_at or desk.now, item[0].key.uid))
+
+    found = desk.once("unbacked", find)
+    return [item for item in found if borrower in (None, item[0].group)]
 
 
 def spare(desk: Desk, uid: str) -> int:
@@ -48,7 +50,11 @@ def spare(desk: Desk, uid: str) -> int:
 
 def novated(desk: Desk) -> frozenset[str]:
     """Lines that an offer is about to replace."""
-    return frozenset(line.replaces for line in desk.lines(LineState.OFFERED) if line.replaces is not None)
+
+    def found() -> frozenset[str]:
+        return frozenset(line.replaces for line in desk.lines(LineState.OFFERED) if line.replaces is not None)
+
+    return desk.once("novated", found)
 
 
 def _by_workload(lines: Iterable[Line]) -> dict[str, list[Line]]:

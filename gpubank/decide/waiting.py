@@ -49,7 +49,7 @@ def _own_note(desk: Desk, workload: WorkloadFacts) -> WaitingNote | None:
         ),
         None,
     )
-    if all(other.key.uid != workload.key.uid for other in desk.owed(group)):
+    if all(other is not workload for other in desk.owed(group)):
         guaranteed = min(desk.books.guarantee(group).in_force, desk.target(group))
         message = (
             f"{workload.gpus} GPUs do not fit what is left of the guarantee of {group} ({guaranteed}); own work waits"
@@ -96,9 +96,9 @@ def _borrow_note(
     if workload.key.uid in desk.resting:
         message = "GPUs were lent for it and it did not start on them; it is offered some again within minutes"
         return _note(workload, "NotTaken", message)
-    have = sum(source.gpus for source in till.sources(group, workload.gpus))
+    have = till.available(group, workload.gpus)
     if have < workload.gpus:
-        without_limit = sum(source.gpus for source in till.sources(group, workload.gpus, room=workload.gpus))
+        without_limit = till.available(group, workload.gpus, room=workload.gpus)
         if without_limit >= workload.gpus:
             message = f"it needs {workload.gpus} GPUs; {group!r} may borrow {borrow_room(desk, group)} more at most"
             return _note(workload, "BorrowLimit", message)

@@ -1,6 +1,6 @@
 """Applies one transaction to the books of a pool: rows checked as they were read, invariants checked at the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpubank.domain.bookindex import demand_name, group_name, line_name, merged
 from gpubank.domain.books import Applied, Books, Guarantee
@@ -19,6 +19,41 @@ from gpubank.domain.transaction import (
     Swap,
     Transaction,
 )
+
+
+def followed(
+    books: Books,
+    *,
+    revision: int,
+    capacity: int,
+    next_line: int,
+    lines: Mapping[str, Line],
+    demands: Mapping[str, Demand],
+    guarantees: Mapping[str, Guarantee],
+) -> Books:
+    """Return the books with these rows as they stand now, ended ones left out; the rest is not made anew.
+
+    It checks nothing: the rows are those that a transaction has changed.
+    """
+    update: dict[str, object] = {"revision": revision, "capacity": capacity, "next_line": next_line}
+    if guarantees:
+        in_force = books.guarantees if books.guarantee_index.ordered else sorted(books.guarantees, key=group_name)
+        update["guarantees"] = merged(in_force, guarantees, group_name)
+    if lines:
+        open_lines = {name: line if line.is_open else None for name, line in lines.items()}
+        before = books.lines if books.line_index.ordered else sorted(books.lines, key=line_name)
+        update["lines"] = merged(before, open_lines, line_name)
+    if demands:
+        live = {name: demand if demand.state in LIVE else None for name, demand in demands.items()}
+        known = books.demands if books.demand_index.ordered else sorted(books.demands, key=demand_name)
+        update["demands"] = merged(known, live, demand_name)
+    after = books.model_copy(update=update)
+    after.know(
+        books.line_index.followed(after.lines, [(books.line(name), line) for name, line in lines.items()]),
+        books.demand_index.followed(after.demands, [(books.demand(name), demand) for name, demand in demands.items()]),
+        books.guarantee_index.followed(after.guarantees, guarantees.values()),
+    )
+    return after
 
 
 class Bookkeeper:
@@ -54,7 +89,15 @@ class Bookkeeper:
         for items, step in steps:
             for item in items:
                 step(item)
-        after = self._after()
+        after = followed(
+            self._books,
+            revision=self._revision,
+            capacity=self._capacity,
+            next_line=self._next_line,
+            lines=self._changed_lines,
+            demands=self._changed_demands,
+            guarantees=self._changed_guarantees,
+        )
         self._check(after)
         return Applied(
             after,
@@ -62,33 +105,6 @@ class Bookkeeper:
             tuple(self._changed_demands.values()),
             tuple(self._changed_guarantees.values()),
         )
-
-    def _after(self) -> Books:
-        """Return the books with what changed; of the rest nothing is made anew, however much it is."""
-        before, update = self._books, dict[str, object]()
-        if changed := self._changed_guarantees:
-            kept = before.guarantees if before.guarantee_index.ordered else sorted(before.guarantees, key=group_name)
-            update["guarantees"] = merged(kept, changed, group_name)
-        if self._changed_lines:
-            lines = {name: line if line.is_open else None for name, line in self._changed_lines.items()}
-            rows = before.lines if before.line_index.ordered else sorted(before.lines, key=line_name)
-            update["lines"] = merged(rows, lines, line_name)
-        if self._changed_demands:
-            demands = {name: d if d.state in LIVE else None for name, d in self._changed_demands.items()}
-            live = before.demands if before.demand_index.ordered else sorted(before.demands, key=demand_name)
-            update["demands"] = merged(live, demands, demand_name)
-        numbers = {"revision": self._revision, "capacity": self._capacity, "next_line": self._next_line}
-        after = before.model_copy(update={**numbers, **update})
-        after.know(
-            before.guarantee_index.followed(after.guarantees, self._changed_guarantees.values()),
-            before.line_index.followed(
-                after.lines, ((before.line(name), line) for name, line in self._changed_lines.items())
-            ),
-            before.demand_index.followed(
-                after.demands, ((before.demand(name), demand) for name, demand in self._changed_demands.items())
-            ),
-        )
-        return after
 
     def _touched(self) -> set[str]:
         """Groups whose own queue may have another quota than before."""

@@ -4,8 +4,7 @@
 lock, applies a transaction, and writes the rows that changed; the property tests drive the same function.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from pydantic import AwareDatetime
 
@@ -118,25 +117,36 @@ class Books(Message):
         guarantee = self.guarantee(group)
         return guarantee.in_force - guarantee.releasing - self.lent(group) - self.pledged(group)
 
+    # An index is kept beside the fields, and a copy of the books takes it along although its rows may be others: it
+    # counts only for the very tuple that it was made of.
+
     @property
     def line_index(self) -> LineIndex:
         """Look-ups and sums over the lines."""
-        return _index(self, LineIndex, self.lines)
+        kept: LineIndex | None = self.__dict__.get("_lines")
+        if kept is None or kept.rows is not self.lines:
+            kept = self.__dict__["_lines"] = LineIndex(self.lines)
+        return kept
 
     @property
     def demand_index(self) -> DemandIndex:
         """Look-ups and sums over the demands."""
-        return _index(self, DemandIndex, self.demands)
+        kept: DemandIndex | None = self.__dict__.get("_demands")
+        if kept is None or kept.rows is not self.demands:
+            kept = self.__dict__["_demands"] = DemandIndex(self.demands)
+        return kept
 
     @property
     def guarantee_index(self) -> GuaranteeIndex[Guarantee]:
         """Look-ups and sums over the guarantees."""
-        return _index(self, GuaranteeIndex, self.guarantees)
+        kept: GuaranteeIndex[Guarantee] | None = self.__dict__.get("_guarantees")
+        if kept is None or kept.rows is not self.guarantees:
+            kept = self.__dict__["_guarantees"] = GuaranteeIndex[Guarantee](self.guarantees)
+        return kept
 
-    def know(self, *indexes: LineIndex | DemandIndex | GuaranteeIndex[Guarantee]) -> None:
+    def know(self, lines: LineIndex, demands: DemandIndex, guarantees: GuaranteeIndex[Guarantee]) -> None:
         """Take over indexes of exactly these rows, so that they need not be made."""
-        for index in indexes:
-            self.__dict__[_KEPT[type(index)]] = index
+        self.__dict__.update(_lines=lines, _demands=demands, _guarantees=guarantees)
 
     # ---- how they change
 
@@ -149,28 +159,6 @@ class Books(Message):
         from gpubank.domain.bookkeeper import Bookkeeper  # it is made of books, and books only call it
 
         return Bookkeeper(self, transaction).run()
-
-
-class _Indexed(Protocol):
-    """An index, whatever it is of."""
-
-    @property
-    def rows(self) -> tuple[Any, ...]: ...
-
-
-IndexT = TypeVar("IndexT", bound=_Indexed)
-
-_KEPT: Final[dict[type, str]] = {LineIndex: "_lines", DemandIndex: "_demands", GuaranteeIndex: "_guarantees"}
-"""Where each index is kept beside the fields. A copy of the books takes it along although its rows may be others, so
-an index counts only for the very tuple that it was made of."""
-
-
-def _index(books: Books, make: Callable[[Any], IndexT], rows: tuple[Any, ...]) -> IndexT:
-    name = _KEPT[make]  # type: ignore[index]
-    kept: IndexT | None = books.__dict__.get(name)
-    if kept is None or kept.rows is not rows:
-        kept = books.__dict__[name] = make(rows)
-    return kept
 
 
 class Applied(NamedTuple):

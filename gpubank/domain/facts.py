@@ -186,8 +186,17 @@ class PoolFacts(Message):
 
     def queue(self, group: str, kind: Side) -> QueueFacts | None:
         """Return the group's queue, or None while it does not exist."""
-        return next((q for q in self.queues if q.group == group and q.kind is kind), None)
+        kept = self.__dict__.get("_queues")
+        if kept is None or kept[0] is not self.queues:  # a copy of the facts may hold other queues
+            found = {(q.group, q.kind): q for q in reversed(self.queues)}
+            kept = self.__dict__["_queues"] = (self.queues, found)
+        index: dict[tuple[str, Side], QueueFacts] = kept[1]
+        return index.get((group, kind))
 
     def workload(self, uid: str) -> WorkloadFacts | None:
         """Return the Workload with `uid`, or None when it is gone."""
-        return next((w for w in self.workloads if w.key.uid == uid), None)
+        kept = self.__dict__.get("_workloads")
+        if kept is None or kept[0] is not self.workloads:
+            kept = self.__dict__["_workloads"] = (self.workloads, {w.key.uid: w for w in reversed(self.workloads)})
+        index: dict[str, WorkloadFacts] = kept[1]
+        return index.get(uid)

@@ -129,7 +129,7 @@ class Enter(NamedTuple):
 
 
 class Lend(NamedTuple):
-    """Give the Cohort what no group is guaranteed; the last write of a switch."""
+    """Give the Cohort what no group is guaranteed."""
 
     surplus: int
     epoch: int

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from gpubank.domain.attribution import is_uid
 from gpubank.domain.errors import BackendError
+from nodeagent.attribution.places import CHECKPOINT
 
-PATH: Final = Path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
 LARGEST: Final = 32 * 1024 * 1024
 """Bytes of the largest file that is read."""
 
@@ -24,7 +24,7 @@ class CheckpointError(BackendError):
     """The file is not there, or is no checkpoint that is known."""
 
 
-def read_checkpoint(path: Path = PATH) -> Holdings:
+def read_checkpoint(path: Path = CHECKPOINT) -> Holdings:
     """Read the file. Raises CheckpointError."""
     try:
         with path.open("rb") as file:

@@ -15,6 +15,7 @@ import grpc
 from gpubank.domain.attribution import is_object_name, is_uid
 from gpubank.domain.errors import BackendError
 from nodeagent.attribution.allocations import Allocation, read_allocations
+from nodeagent.attribution.places import POD_RESOURCES_SOCKET, PODS_SOCKET
 from nodeagent.attribution.podbytes import read_pod
 from nodeagent.pb.podresources import api_pb2 as resources
 from nodeagent.pb.podresources import api_pb2_grpc as resources_grpc
@@ -22,9 +23,6 @@ from nodeagent.pb.pods import api_pb2 as pods
 from nodeagent.pb.pods import api_pb2_grpc as pods_grpc
 
 T = TypeVar("T")
-
-POD_RESOURCES_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-PODS_SOCKET: Final = Path("/var/lib/kubelet/pods-api/pods-api.sock")
 
 _OPTIONS: Final = (
     ("grpc.default_authority", "localhost"),

@@ -7,6 +7,7 @@ was told so.
 import logging
 import os
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 class SnapshotStore:
     """Holds the newest snapshot that was believed; safe to be read from any thread."""
 
-    def __init__(self, path: Path, opener: Opener) -> None:
-        self._path, self._opener = path, opener
+    def __init__(self, path: Path, opener: Opener, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._path, self._opener, self._now = path, opener, now
         self._current: NodeMetadata | None = None
         self._lock = threading.Lock()
         self.rejected = 0
@@ -66,7 +67,7 @@ class SnapshotStore:
         with self._lock:
             newest = self._current.issued_at if self._current is not None else None
             try:
-                self._current = self._opener.open(sealed, now=datetime.now(UTC), newest=newest)
+                self._current = self._opener.open(sealed, now=self._now(), newest=newest)
             except BankError as error:
                 self.rejected += 1
                 log.warning("%s is not believed: %s", what, error)

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from nodeagent.exporter.telemetry import Reading, Telemetry
@@ -70,7 +71,7 @@ class Hardware:
             return self.snapshot
         self._stale.clear()
         try:
-            self.snapshot = self._node.look(self._driver or "")
+            self.snapshot = _with_lost(self._node.look(self._driver or ""), self.snapshot)
         except NvmlError as error:
             self._failed("nvml", "nvml", error)
             return self.snapshot
@@ -127,3 +128,13 @@ class Hardware:
         if subject not in self._warned:  # once, until it answers again
             self._warned.add(subject)
             log.warning("%s", error)
+
+
+def _with_lost(found: NodeSnapshot, before: NodeSnapshot) -> NodeSnapshot:
+    """Keep what is known of a GPU that is still there by its index and cannot be described: its pod still holds it."""
+    there = {gpu.uuid for gpu in found.gpus}
+    lost = {each.index for each in found.unreadable}
+    kept = [gpu for gpu in before.gpus if gpu.index in lost and gpu.uuid not in there]
+    if not kept:
+        return found
+    return replace(found, gpus=tuple(sorted((*found.gpus, *kept), key=lambda gpu: gpu.index)))

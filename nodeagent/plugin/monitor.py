@@ -25,9 +25,6 @@ from nodeagent.settings import AgentSettings
 
 T = TypeVar("T")
 
-_WAIT_MS: Final = 1000
-"""Longest that one wait for an event lasts; a session cannot be closed under it."""
-
 _REOPEN_SECONDS: Final = 60.0
 """Between two new sessions while a GPU cannot be read: one that was reset is only seen by a new one."""
 
@@ -172,18 +169,19 @@ class Monitor:
 
     async def listen(self, changed: Callable[[bool], Awaitable[None]]) -> None:
         """Take in events until stopped; `changed` is told of each that matters, with True if devices may differ."""
+        pause = self._settings.intervals.events
         while not self._stopping:
             try:
                 if not self._open or not self._listening:
-                    await asyncio.sleep(_WAIT_MS / 1000)
+                    await asyncio.sleep(pause)
                     continue
-                event = await self._ask(lambda: self._nvml.wait(_WAIT_MS))
+                event = await self._ask(lambda: self._nvml.wait(int(pause * 1000)))
             except GpuLostError:
                 if await self.poll():
                     await changed(False)
-                await asyncio.sleep(_WAIT_MS / 1000)  # it is told again at once and without end
+                await asyncio.sleep(pause)  # it is told again at once and without end
             except NvmlError:
-                await asyncio.sleep(_WAIT_MS / 1000)
+                await asyncio.sleep(pause)
             else:
                 if event is not None:
                     await self._take(event, changed)

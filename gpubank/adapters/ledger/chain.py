@@ -74,8 +74,15 @@ _KEYS: Final = {table.name: tuple(column.name for column in table.primary_key.co
 }
 
 
-async def append(connection: AsyncConnection, links: Iterable[Link], *, at: datetime, actor: str) -> None:
-    """Append links in order; the head stays locked until the transaction ends."""
+class Head(NamedTuple):
+    """The chain's last link."""
+
+    sequence: int
+    digest: str
+
+
+async def append(connection: AsyncConnection, links: Iterable[Link], *, at: datetime, actor: str) -> Head:
+    """Append links in order and return the last; the head stays locked until the transaction ends."""
     head = (await connection.execute(select(audit_head).with_for_update())).mappings().one_or_none()
     if head is None:
         raise LedgerError("audit chain has no head: table audit_head was emptied; restore it from a backup")
@@ -112,3 +119,4 @@ async def append(connection: AsyncConnection, links: Iterable[Link], *, at: date
     if values:
         await connection.execute(insert(audit), values)
         await connection.execute(update(audit_head).values(sequence=sequence, digest=digest))
+    return Head(sequence, digest)

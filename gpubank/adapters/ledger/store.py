@@ -10,10 +10,11 @@ from sqlalchemy import Select, case, func, or_, select, update
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gpubank.adapters.ledger import chain, org, rows, schema, writing
+from gpubank.adapters.ledger import chain, org, reading, rows, schema, writing
 from gpubank.adapters.ledger.chain import Link
 from gpubank.adapters.ledger.engine import Database, make_engine, require
 from gpubank.adapters.ledger.postings import BORROWER, LENDER, post_some
+from gpubank.adapters.ledger.reading import Known
 from gpubank.adapters.ledger.tables import audit, keys, lines, pools, postings, uses
 from gpubank.adapters.ledger.verify import verify
 from gpubank.domain.books import Books
@@ -38,6 +39,7 @@ class SqlLedger:
     def __init__(self, engine: AsyncEngine, *, clock: Callable[[], datetime] = _now) -> None:
         self._database: Final = Database(engine)
         self._clock = clock
+        self._known: dict[tuple[str, str], Known] = {}
 
     @classmethod
     async def open(cls, url: str | URL, *, upgrade: bool = True, clock: Callable[[], datetime] = _now) -> Self:
@@ -76,7 +78,9 @@ class SqlLedger:
 
     async def books(self, cluster: str, pool: str) -> Books:
         """Return the open books of a pool; empty books where it has none."""
-        return await self._database.read(lambda connection: writing.load(connection, cluster, pool))
+        known = self._known.get((cluster, pool))
+        found = await self._database.read(lambda connection: reading.read(connection, cluster, pool, known))
+        return self._keep(found).books
 
     async def commit(self, transaction: Transaction) -> Books:
         """Write one transaction, or nothing; return the books after it.
@@ -84,7 +88,14 @@ class SqlLedger:
         A key that was committed before for this pool is success and writes nothing. Raises `ConflictError` and
         `LedgerError` as `Books.applied` does.
         """
-        return await self._database.write(lambda connection: writing.commit(connection, transaction))
+        known = self._known.get((transaction.cluster, transaction.pool))
+        written = await self._database.write(lambda connection: writing.commit(connection, transaction, known))
+        return self._keep(written).books
+
+    def _keep(self, found: Known) -> Known:
+        """Remember books that were read or committed, so that the next reader reads only what changes."""
+        self._known[found.books.cluster, found.books.pool] = found
+        return found
 
     async def beat(self, cluster: str, pool: str) -> None:
         """Commit one write that changes nothing: proof that the database takes writes, by this process, now."""

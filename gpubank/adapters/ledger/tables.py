@@ -141,6 +141,7 @@ lines = Table(
         postgresql_where=text("ended_at IS NULL"),
     ),
     Index("ix_lines_offered_at", "offered_at", "number"),
+    Index("ix_lines_revision", "cluster", "pool", "revision"),
     Index("ix_lines_workload_uid", "workload_uid"),
 )
 
@@ -228,6 +229,7 @@ demands = Table(
     _of_pool(),
     CheckConstraint("gpus > 0", name="gpus"),
     CheckConstraint("idle >= 0", name="idle"),
+    Index("ix_demands_revision", "cluster", "pool", "revision"),
     Index(
         "ix_demands_live",
         "cluster",

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gpubank.adapters.ledger import chain, rows
 from gpubank.adapters.ledger.chain import Link
+from gpubank.adapters.ledger.reading import Known, pool_of, read
 from gpubank.adapters.ledger.tables import demands, guarantees, keys, line_spans, lines, pools
 from gpubank.decide.bill import RUNNING, follow
 from gpubank.domain.books import Applied, Books
@@ -23,45 +24,9 @@ NOTES = "note"
 """Scope of the keys of notes."""
 
 
-async def load(connection: AsyncConnection, cluster: str, pool: str) -> Books:
-    """Read the open books of a pool; empty ones where it has no row."""
-    found = (await connection.execute(select(pools).where(_pool_of(pools, cluster, pool)))).mappings().one_or_none()
-    if found is None:
-        return Books(cluster=cluster, pool=pool)
-    open_lines = select(lines).where(_pool_of(lines, cluster, pool), lines.c.ended_at.is_(None))
-    live = select(demands).where(_pool_of(demands, cluster, pool), demands.c.ended_at.is_(None))
-    in_force = select(guarantees).where(_pool_of(guarantees, cluster, pool))
-    # Sorted here, for databases do not agree on the order of text.
-    return Books(
-        cluster=cluster,
-        pool=pool,
-        revision=found["revision"],
-        capacity=found["capacity"],
-        next_line=found["next_line"],
-        guarantees=tuple(
-            sorted(
-                (rows.guarantee_of(row) for row in (await connection.execute(in_force)).mappings()),
-                key=lambda guarantee: guarantee.group,
-            )
-        ),
-        lines=tuple(
-            sorted(
-                (rows.line_of(row) for row in (await connection.execute(open_lines)).mappings()),
-                key=lambda line: line.line_id,
-            )
-        ),
-        demands=tuple(
-            sorted(
-                (rows.demand_of(row) for row in (await connection.execute(live)).mappings()),
-                key=lambda demand: demand.demand_id,
-            )
-        ),
-    )
-
-
 async def lock(connection: AsyncConnection, cluster: str, pool: str) -> None:
     """Hold the pool's row until the transaction ends; it is made on first use."""
-    query = select(pools.c.revision).where(_pool_of(pools, cluster, pool)).with_for_update()
+    query = select(pools.c.revision).where(pool_of(pools, cluster, pool)).with_for_update()
     if (await connection.execute(query)).first() is not None:
         return
     await insert_once(
@@ -83,13 +48,14 @@ async def seen(connection: AsyncConnection, scope: str, key: str) -> bool:
     return (await connection.execute(query)).first() is not None
 
 
-async def commit(connection: AsyncConnection, tx: Transaction) -> Books:
-    """Write `tx` in the open transaction of `connection`; return the books after it."""
+async def commit(connection: AsyncConnection, tx: Transaction, known: Known | None = None) -> Known:
+    """Write `tx` in the open transaction of `connection`; return the books after it, for when it is committed."""
     scope = f"{tx.cluster}/{tx.pool}"
     await lock(connection, tx.cluster, tx.pool)
-    books = await load(connection, tx.cluster, tx.pool)
+    before = await read(connection, tx.cluster, tx.pool, known)
     if await seen(connection, scope, tx.key):
-        return books
+        return before
+    books = before.books
     applied = books.applied(tx)
     key_row = {"scope": scope, "key": tx.key, "at": tx.at}
     said = {"key": tx.key, "note": tx.note} if tx.note else {"key": tx.key}
@@ -99,8 +65,7 @@ async def commit(connection: AsyncConnection, tx: Transaction) -> Books:
     links += await _write_lines(connection, books, applied, tx, said)
     await _put(connection, pools, rows.pool_row(applied.books), {"revision": books.revision})
     await connection.execute(keys.insert().values(key_row))
-    await chain.append(connection, links, at=tx.at, actor=tx.actor)
-    return applied.books
+    return Known(applied.books, await chain.append(connection, links, at=tx.at, actor=tx.actor))
 
 
 async def _write_guarantees(
@@ -119,7 +84,9 @@ async def _write_demands(
     connection: AsyncConnection, books: Books, applied: Applied, said: dict[str, str]
 ) -> list[Link]:
     live = select(demands.c.demand_id, demands.c.incarnation).where(
-        _pool_of(demands, books.cluster, books.pool), demands.c.ended_at.is_(None)
+        demands.c.cluster == books.cluster,
+        demands.c.demand_id.in_([demand.demand_id for demand in applied.demands]),
+        demands.c.ended_at.is_(None),
     )
     incarnations = {row.demand_id: row.incarnation for row in await connection.execute(live)} if applied.demands else {}
     links = []
@@ -183,7 +150,3 @@ async def _put(connection: AsyncConnection, table: Table, row: dict[str, Any], w
         raise LedgerError(
             f"row {chain.row_key(table, row)} changed under the pool's lock; somebody else writes to the ledger"
         )
-
-
-def _pool_of(table: Table, cluster: str, pool: str) -> Any:
-    return and_(table.c.cluster == cluster, table.c.pool == pool)

@@ -98,7 +98,7 @@ const Record *facts_find(const char *kind, const char *key, const char *value) {
 
 Device *device_named(const char *uuid, Device *parent) {
     for (Device *device = devices; device; device = device->next)
-        if (!strcmp(device->uuid, uuid)) return device;
+        if (device->parent == parent && !strcmp(device->uuid, uuid)) return device;
     Device *device = calloc(1, sizeof *device);
     snprintf(device->uuid, sizeof device->uuid, "%s", uuid);
     device->parent = parent;

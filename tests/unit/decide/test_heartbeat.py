@@ -136,7 +136,9 @@ def test_one_gap_longer_than_a_renewal_lasts_breaks_the_chain() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.floats(0.1, 400), st.sampled_from(["same", "next", "gone"]), st.booleans()), min_size=1, max_size=30
+        st.tuples(st.floats(0.1, 400), st.sampled_from(["same", "next", "gone"]), st.booleans()),
+        min_size=1,
+        max_size=30,
     )
 )
 def test_a_pulse_is_never_stale_and_well_at_once_and_never_counts_time_that_has_not_passed(

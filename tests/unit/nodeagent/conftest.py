@@ -58,7 +58,14 @@ async def node(folder: Path, nvml_facts: NvmlFacts) -> AsyncIterator[Node]:
             "registryDirectory": str(folder / "registry"),
             "stateDirectory": str(folder / "state"),
             "driverDirectory": str(folder / "driver"),
-            "intervals": {"health": 0.05, "inventory": 0.05, "sockets": 0.2, "nvml": 1, "allocate": 0.5},
+            "intervals": {
+                "health": 0.05,
+                "inventory": 0.05,
+                "events": 0.05,
+                "sockets": 0.2,
+                "nvml": 1,
+                "allocate": 0.5,
+            },
         }
         stack = AsyncExitStack()
         agent = await stack.enter_async_context(_started(read(AgentSettings, {**settings, **changes})))

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -260,7 +259,6 @@ async def test_marks_that_cannot_be_written_hold_all_the_same(node: Node, monkey
     node.facts.gpu("GPU-0")
     agent = await node.start_agent()
     await node.sees(h100_80gb=1)
-    monkeypatch.setattr("nodeagent.health.store.os.replace", refuse)
+    monkeypatch.setattr(agent.monitor._store, "save", refuse)
     node.facts.change("GPU-0", recovery=2)
     await node.sees(h100_80gb=0)
-    assert isinstance(agent.monitor._store.path, Path)

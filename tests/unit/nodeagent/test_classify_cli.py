@@ -15,6 +15,7 @@ from gpubank.cli.context import ExitCode
 from gpubank.cli.main import app
 from gpubank.domain.errors import PolicyError
 from nodeagent.classes.factsfile import read_facts
+from tests.native.facts import NvmlFacts
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "memory_mib": 81559}
 
@@ -138,3 +139,32 @@ FIELDS = st.sampled_from(["name", "memory_mib", "compute_capability", "pci_devic
 def test_no_json_makes_the_reader_fail_otherwise_than_in_words(facts: Any) -> None:
     with suppress(PolicyError):
         assert len(read_facts(json.dumps(facts), "fuzz")) == len(facts)
+
+
+def test_without_facts_this_nodes_gpus_are_judged_and_mig_slices_each_by_itself(nvml_facts: NvmlFacts) -> None:
+    nvml_facts.gpu("GPU-0")
+    nvml_facts.gpu("GPU-1", "NVIDIA L40S")
+    nvml_facts.gpu("GPU-2", "NVIDIA A100-SXM4-40GB")
+    nvml_facts.mig("GPU-2", "MIG-a", "1g.5gb", gi=7)
+    result = classify("-o", "json")
+    assert result.exit_code == 0, result.output
+    found = [(item["uuid"], item["class"], item["partition"]) for item in json.loads(result.stdout)["items"]]
+    assert found == [
+        ("GPU-0", "h100-80gb", "full"),
+        ("GPU-1", "l40s-48gb", "full"),
+        ("MIG-a", "a100-40gb", "mig-1g.5gb"),
+    ]
+
+
+def test_a_lost_gpu_is_said_aloud_and_the_others_are_judged(nvml_facts: NvmlFacts) -> None:
+    nvml_facts.gpu("GPU-0", lost=1)
+    nvml_facts.gpu("GPU-1", "NVIDIA L40S")
+    result = classify("-o", "name")
+    assert result.stdout == "l40s-48gb\n"
+    assert "GPU 0 cannot be read: GPU is lost" in result.stderr
+
+
+def test_a_node_without_a_driver_is_a_sentence_and_exit_code_5(nvml_facts: NvmlFacts) -> None:
+    nvml_facts.set_system(fail=9)
+    result = classify()
+    assert (result.exit_code, "NVML does not start" in result.stderr) == (ExitCode.UNREACHABLE, True)

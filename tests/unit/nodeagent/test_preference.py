@@ -122,7 +122,7 @@ def test_it_never_raises_and_answers_with_what_is_there(
 def test_a_defect_in_the_scoring_costs_the_pod_nothing() -> None:
     class Broken(Links):
         @property
-        def nvlinks(self) -> dict[tuple[str, str], int]:  # type: ignore[override]
+        def nvlinks(self) -> dict[tuple[str, str], int]:
             raise RuntimeError
 
     broken = object.__new__(Broken)

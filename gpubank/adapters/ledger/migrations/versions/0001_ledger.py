@@ -119,6 +119,7 @@ def upgrade() -> None:
         sqlite_where=_OPEN,
         postgresql_where=_OPEN,
     )
+    op.create_index("ix_demands_revision", "demands", ["cluster", "pool", "revision"])
     op.create_index(
         "ix_demands_live_of_pool",
         "demands",
@@ -177,6 +178,7 @@ def upgrade() -> None:
         sqlite_where=_OPEN,
         postgresql_where=_OPEN,
     )
+    op.create_index("ix_lines_revision", "lines", ["cluster", "pool", "revision"])
     op.create_index("ix_lines_workload_uid", "lines", ["workload_uid"])
     op.create_table(
         "line_spans",

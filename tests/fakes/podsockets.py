@@ -1,0 +1,125 @@
+"""A kubelet's PodResources and Pods API on real sockets: it says what it is told to say, late or never if need be."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from nodeagent.pb.podresources import api_pb2 as resources
+from nodeagent.pb.podresources import api_pb2_grpc as resources_grpc
+from nodeagent.pb.pods import api_pb2 as pods
+from nodeagent.pb.pods import api_pb2_grpc as pods_grpc
+
+
+@dataclass
+class FakePod:
+    """One pod and the devices of its containers."""
+
+    namespace: str
+    name: str
+    uid: str
+    devices: dict[str, list[str]] = field(default_factory=dict)
+    """Device ids by resource, all in the container `main`."""
+
+    claims: list[tuple[str, str, str]] = field(default_factory=list)
+    """Driver, pool, device."""
+
+
+class PodSockets:
+    """Serves both APIs until closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pod_resources, self.pods_api = folder / "pod-resources.sock", folder / "pods-api.sock"
+        self.pods: list[FakePod] = []
+        self.running: list[FakePod] | None = None
+        """What the Pods API says; None says the same as PodResources."""
+        self.refuse: grpc.StatusCode | None = None
+        self.hang = threading.Event()
+        self.released = threading.Event()
+        self.lists = 0
+        self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        resources_grpc.add_PodResourcesListerServicer_to_server(_Resources(self), self._server)
+        pods_grpc.add_PodsServicer_to_server(_Pods(self), self._server)
+        for path in (self.pod_resources, self.pods_api):
+            self._server.add_insecure_port(f"unix:{path}")
+        self._server.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.released.set()
+        self._server.stop(grace=None).wait()
+
+    def before_answer(self, context: Any) -> None:
+        """Hang or refuse, if told to."""
+        if self.hang.is_set():
+            self.released.wait(30)
+        if self.refuse is not None:
+            context.abort(self.refuse, "told to refuse")
+
+
+class _Resources(resources_grpc.PodResourcesListerServicer):
+    def __init__(self, sockets: PodSockets) -> None:
+        self._sockets = sockets
+
+    def List(self, request: Any, context: Any) -> resources.ListPodResourcesResponse:  # noqa: N802
+        self._sockets.lists += 1
+        self._sockets.before_answer(context)
+        return resources.ListPodResourcesResponse(pod_resources=[_resources(pod) for pod in self._sockets.pods])
+
+    def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+
+    def GetAllocatableResources(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+
+
+class _Pods(pods_grpc.PodsServicer):
+    def __init__(self, sockets: PodSockets) -> None:
+        self._sockets = sockets
+
+    def ListPods(self, request: Any, context: Any) -> pods.ListPodsResponse:  # noqa: N802
+        self._sockets.before_answer(context)
+        running = self._sockets.pods if self._sockets.running is None else self._sockets.running
+        return pods.ListPodsResponse(pods=[pod_bytes(pod.namespace, pod.name, pod.uid) for pod in running])
+
+    def GetPod(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+
+    def WatchPods(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+
+
+def _resources(pod: FakePod) -> resources.PodResources:
+    devices = [resources.ContainerDevices(resource_name=name, device_ids=ids) for name, ids in pod.devices.items()]
+    claims = [
+        resources.ClaimResource(driver_name=driver, pool_name=pool, device_name=device)
+        for driver, pool, device in pod.claims
+    ]
+    dynamic = [resources.DynamicResource(claim_name="gpu", claim_resources=claims)] if claims else []
+    container = resources.ContainerResources(name="main", devices=devices, dynamic_resources=dynamic)
+    return resources.PodResources(name=pod.name, namespace=pod.namespace, containers=[container])
+
+
+def pod_bytes(namespace: str, name: str, uid: str, *, padding: int = 0) -> bytes:
+    """Marshal a v1.Pod: metadata with name, namespace and uid, and `padding` bytes of what else a pod has."""
+    metadata = _text(1, name) + _text(2, "") + _text(3, namespace) + _text(5, uid) + b"\x30\x07"
+    return _bytes(1, metadata) + _bytes(2, b"\0" * padding)
+
+
+def _text(number: int, value: str) -> bytes:
+    return _bytes(number, value.encode())
+
+
+def _bytes(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number > 0x7F:
+        out += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return out + bytes([number])
