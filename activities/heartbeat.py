@@ -19,6 +19,7 @@ from activities.failures import MAX_TEXT, not_yet
 from activities.interfaces import HeartbeatCalls
 from activities.pools import Pools
 from gpubank.decide.heartbeat import Pulse, looked, promises, unserved, waiting_lenders
+from gpubank.domain.errors import BackendError
 from gpubank.domain.failsafe import HeartbeatInput, heartbeat_lease, loop_lease
 from gpubank.ports import Leases
 
@@ -49,21 +50,29 @@ class HeartbeatActivities(HeartbeatCalls):
         leases: Leases,
         reclaims: RunningReclaims,
         monotonic: Callable[[], float] = time.monotonic,
+        look_for: float = LOOK_FOR,
     ) -> None:
         self._pools = pools
         self._leases = leases
         self._reclaims = reclaims
         self._monotonic = monotonic
+        self._look_for = look_for
         self._loops: dict[str, Pulse] = {}
 
     @activity.defn(name="heartbeat.beat")
     async def beat(self, pool: HeartbeatInput) -> None:
-        """Renew the pool's Lease, or say what is missing; either way it is tried again."""
+        """Renew the pool's Lease, or say what is missing; either way it is tried again, until the pool is gone."""
         again = pool.every
+        books = await self._pools.books(pool.pool)
+        try:
+            terms = await self._pools.terms(pool.pool)
+        except BackendError:
+            if books.lines or books.demands:
+                raise
+            return  # the pool was removed while nobody was there to say so
         if not await self._loop_turns(pool):
             raise _refused(f"the controller's loop of pool {pool.pool!r} gives no sign of life", again)
         await self._pools.ledger.beat(pool.cluster, pool.pool)
-        books, terms = await self._pools.books(pool.pool), await self._pools.terms(pool.pool)
         now = self._pools.now()
         running = [
             lender
@@ -82,15 +91,25 @@ class HeartbeatActivities(HeartbeatCalls):
         raise not_yet(f"pool {pool.pool!r} is served; it beats again", again=again)
 
     async def _loop_turns(self, pool: HeartbeatInput) -> bool:
-        """Whether the loop's Lease has changed within its duration; a worker new to it waits for a change."""
-        name, end = loop_lease(pool.cluster, pool.pool), self._monotonic() + LOOK_FOR
+        """Whether the loop's Lease has changed within its duration.
+
+        A worker that has not looked for as long, for others had the beats, waits for a change: what it remembers
+        would make a loop that died meanwhile look alive.
+        """
+        name, end = loop_lease(pool.cluster, pool.pool), self._monotonic() + self._look_for
+        new = False
         while True:
+            beat, now = await self._leases.read(name), self._monotonic()
             before = self._loops.get(name)
-            pulse = self._loops[name] = looked(before, await self._leases.read(name), self._monotonic())
+            if before is None or (beat is not None and now - before.looked_at > beat.duration.total_seconds()):
+                before, new = None, True
+            pulse = self._loops[name] = looked(before, beat, now)
             if pulse.chain_since is not None:
                 return True
-            if pulse.beat is None or self._monotonic() > end:
+            if not new or beat is None or now > end:
                 return False
+            if activity.in_activity() and activity.is_worker_shutdown():
+                return False  # another worker beats on; this one's end need not wait for a loop's next turn
             await asyncio.sleep(LOOK_EVERY)
 
 

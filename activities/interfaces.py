@@ -31,6 +31,7 @@ from gpubank.domain.steps import (
     ReleaseStep,
     StopResult,
 )
+from gpubank.domain.sweep import PoolList, SweepInput, SweepReport, SweepStep
 
 BANK_QUEUE: Final = "bank"
 """Task queue of workflows, ledger activities and messages between workflows."""
@@ -176,5 +177,19 @@ class HeartbeatCalls(Protocol):
 
     @activity.defn(name="heartbeat.beat")
     async def beat(self, pool: HeartbeatInput) -> None:
-        """Renew the pool's Lease if the whole bank is at work there, again and again; ends only when it is left."""
+        """Renew the pool's Lease if the whole bank is at work there, again and again; ends when the pool is gone."""
+        ...
+
+
+class SweepCalls(Protocol):
+    """Sweeps; on the cluster's queue."""
+
+    @activity.defn(name="sweep.pools")
+    async def pools(self, start: SweepInput) -> PoolList:
+        """Return the pools that are to be swept."""
+        ...
+
+    @activity.defn(name="sweep.pool")
+    async def sweep_pool(self, step: SweepStep) -> SweepReport:
+        """Look at one pool twice, report what does not fit, and start or tell whoever mends it."""
         ...

@@ -1,6 +1,7 @@
 """What a Reclaim does for one demand: plan and pledge, give the whole set back at once, see the owner placed."""
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Final
 
 from temporalio import activity
@@ -33,11 +34,20 @@ END_POLL: Final = timedelta(seconds=1)
 """How often a Reclaim makes sure that somebody still waits."""
 
 
+Ended = Callable[[Demand, DemandState, datetime], None]
+"""Hears of a demand, as it stood, that came to be in a state at a time."""
+
+
+def unheard(demand: Demand, state: DemandState, at: datetime) -> None:
+    """Hear of a demand and do nothing, where nobody counts."""
+
+
 class ReclaimActivities(ReclaimCalls):
     """Implements `ReclaimCalls` on a pool's books and its scheduler."""
 
-    def __init__(self, pools: Pools) -> None:
+    def __init__(self, pools: Pools, *, ended: Ended = unheard) -> None:
         self._pools = pools
+        self._ended = ended
 
     @activity.defn(name="reclaim.view")
     async def view(self, step: DemandStep) -> DemandView:
@@ -193,17 +203,19 @@ class ReclaimActivities(ReclaimCalls):
         reason: str = "",
     ) -> None:
         change = DemandChange(demand_id=demand.demand_id, version=demand.version, state=state, idle=idle, reason=reason)
+        now = self._pools.now()
         await self._pools.commit(
             Transaction(
                 key=f"{step.reclaim}/{demand.demand_id}/{state}@{books.revision}",
                 cluster=step.cluster,
                 pool=step.pool,
-                at=self._pools.now(),
+                at=now,
                 actor=step.reclaim,
                 note=f"demand {demand.demand_id} is {state}: {reason or demand.reason}",
                 demands=(change,),
             )
         )
+        self._ended(demand, state, now)
 
 
 def _helps(plan: RecallPlan, demand: Demand) -> bool:

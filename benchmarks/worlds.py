@@ -1,7 +1,7 @@
 """Pools of any size, in the middle of their day: what decisions are measured on.
 
-    every group    lends its share of the loans to the groups after it, and runs own work on what it keeps
-    waiting        own work above the guarantee, and borrow work that finds no slack: they cost a step as much as any
+every group    lends its share of the loans to the groups after it, and runs own work on what it keeps
+waiting        own work above the guarantee, and borrow work that finds no slack: they cost a step as much as any
 """
 
 from dataclasses import dataclass
@@ -76,8 +76,8 @@ def workload(uid: str, group: str, kind: Side, gpus: int = SIZE, *, node: str = 
     )
 
 
-def world(size: Size) -> World:
-    """Build a pool at rest: every quota is written and fenced, every loan runs."""
+def world(size: Size, now: datetime = NOW) -> World:
+    """Build a pool at rest at `now`: every quota is written and fenced, every loan runs."""
     names = [group_name(index) for index in range(size.groups)]
     own = [names[index % size.groups] for index in range(size.own)]
     loans = [
@@ -97,8 +97,11 @@ def world(size: Size) -> World:
         lines.append(_line(index + 1, lender, borrower, workloads[-1].key))
     for index in range(size.waiting):
         side = Side.BORROW if index % 2 else Side.OWN
-        asks = max(held.values()) * size.groups if side is Side.BORROW else max(held.values()) + SIZE
-        workloads.append(workload(f"wait-{index:06d}", names[index % size.groups], side, asks, age=index))
+        # A gang that would run if nobody else did, and own work above the guarantee.
+        asks = (size.slack + 1) * size.groups if side is Side.BORROW else max(held.values()) + SIZE
+        job = workload(f"wait-{index:06d}", names[index % size.groups], side, asks, age=index)
+        just_now = now - timedelta(minutes=1)
+        workloads.append(job.model_copy(update={"created_at": just_now, "waiting_since": just_now}))
     books = Books(
         cluster=CLUSTER,
         pool=POOL,
@@ -111,7 +114,7 @@ def world(size: Size) -> World:
     facts = PoolFacts(
         cluster=CLUSTER,
         pool=POOL,
-        at=NOW,
+        at=now,
         queues=_queues(books, names, workloads),
         workloads=tuple(sorted(workloads, key=lambda each: (each.created_at, each.key.uid))),
         nodes=_nodes(nodes, workloads),

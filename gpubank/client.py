@@ -4,24 +4,23 @@ Every signal is a signal-with-start, for its receiver may not run; ids make it o
 lender. Errors come back in the bank's own words, never as Temporal's.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
-from typing import Any, Final
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
-from temporalio.client import Client, TLSConfig, WorkflowExecutionStatus, WorkflowUpdateFailedError
+from temporalio.client import Client, TLSConfig, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.exceptions import ApplicationError
+from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.interfaces import BANK_QUEUE
 from gpubank.decide.step import LoanSignal, SignalKind
 from gpubank.domain.base import Message
-from gpubank.domain.errors import BackendError, PolicyError
-from gpubank.domain.failsafe import HeartbeatInput, heartbeat_id
+from gpubank.domain.errors import BackendError
 from gpubank.domain.recall import (
     Decision,
     Ended,
@@ -40,18 +39,13 @@ from gpubank.domain.recall import (
 )
 from gpubank.domain.steps import LoanOrder
 from gpubank.settings import TemporalSettings
+from gpubank.upkeep import CALL_TIMEOUT as CALL_TIMEOUT
+from gpubank.upkeep import NoSuchProcessError as NoSuchProcessError
+from gpubank.upkeep import Upkeep, in_words, quoted
 from workflows import attributes
-from workflows.details import heartbeat_summary, loan_summary, reclaim_summary
-from workflows.heartbeat import HeartbeatWorkflow
+from workflows.details import loan_summary, reclaim_summary
 from workflows.loan import LoanWorkflow
 from workflows.reclaim import ReclaimWorkflow
-
-CALL_TIMEOUT: Final = timedelta(seconds=10)
-"""Longest wait for one answer of the server."""
-
-
-class NoSuchProcessError(PolicyError):
-    """No such loan or recall runs, or its history is not kept any more."""
 
 
 class LoanRow(Message):
@@ -91,14 +85,11 @@ class ReclaimRow(Message):
     ended_at: datetime | None = None
 
 
-class BankClient:
+class BankClient(Upkeep):
     """The bank's workflows of one Temporal namespace; also the controller's `Processes` and the Loans' dispatch."""
 
-    def __init__(self, temporal: Client) -> None:
-        self.temporal = temporal
-
     @classmethod
-    async def connect(cls, settings: TemporalSettings) -> "BankClient":
+    async def connect(cls, settings: TemporalSettings, runtime: Runtime | None = None) -> "BankClient":
         """Connect as the settings say; raise `BackendError` where the server does not answer."""
         try:
             temporal = await Client.connect(
@@ -107,6 +98,7 @@ class BankClient:
                 data_converter=pydantic_data_converter,
                 api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
                 tls=_tls(settings),
+                runtime=runtime,
             )
         except (RuntimeError, RPCError) as error:
             raise BackendError(
@@ -120,12 +112,20 @@ class BankClient:
             namespace=self.temporal.namespace,
             search_attributes={key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL},
         )
-        with _in_words("search attributes"):
+        with in_words("search attributes"):
             try:
                 await self.temporal.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
             except RPCError as error:
                 if error.status is not RPCStatusCode.ALREADY_EXISTS:
                     raise
+
+    async def stuck(self) -> int:
+        """Count running workflows of the namespace whose tasks fail again and again, as the server has found."""
+        with in_words("count of stuck workflows"):
+            found = await self.temporal.count_workflows(
+                "TemporalReportedProblems IS NOT NULL AND ExecutionStatus = 'Running'", rpc_timeout=CALL_TIMEOUT
+            )
+        return found.count
 
     # ---- signals of machines
 
@@ -143,7 +143,7 @@ class BankClient:
         """Tell a lender's Reclaim which demands are open."""
         start = ReclaimInput(cluster=cluster, pool=pool, lender=lender)
         workflow_id = reclaim_id(cluster, pool, lender)
-        with _in_words(f"reclaim {workflow_id!r}"):
+        with in_words(f"reclaim {workflow_id!r}"):
             await self.temporal.start_workflow(
                 ReclaimWorkflow.run,
                 start,
@@ -165,42 +165,12 @@ class BankClient:
     async def _tell_loan(self, start: LoanInput, name: str, message: Message) -> None:
         """Signal a Loan that runs: one that was started to hear of an end would hide what the ended one remembers."""
         workflow_id = loan_id(start.cluster, start.workload.uid)
-        with suppress(NoSuchProcessError), _in_words(f"loan {workflow_id!r}"):
+        with suppress(NoSuchProcessError), in_words(f"loan {workflow_id!r}"):
             await self.temporal.get_workflow_handle(workflow_id).signal(name, message, rpc_timeout=CALL_TIMEOUT)
-
-    async def start_heartbeat(self, cluster: str, pool: str, *, every: timedelta | None = None) -> None:
-        """Start the pool's heartbeat, unless it runs; `every` is for whoever cannot wait."""
-        start = HeartbeatInput(cluster=cluster, pool=pool, **({"every": every} if every is not None else {}))
-        workflow_id = heartbeat_id(cluster, pool)
-        with _in_words(f"heartbeat {workflow_id!r}"):
-            await self.temporal.start_workflow(
-                HeartbeatWorkflow.run,
-                start,
-                id=workflow_id,
-                task_queue=BANK_QUEUE,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                static_summary=heartbeat_summary(start),
-                rpc_timeout=CALL_TIMEOUT,
-            )
-
-    async def end_heartbeat(self, cluster: str, pool: str) -> None:
-        """End the pool's heartbeat, if it runs."""
-        workflow_id = heartbeat_id(cluster, pool)
-        with suppress(NoSuchProcessError), _in_words(f"heartbeat {workflow_id!r}"):
-            handle = self.temporal.get_workflow_handle(workflow_id)
-            await handle.signal(HeartbeatWorkflow.end, rpc_timeout=CALL_TIMEOUT)
-
-    async def reclaim_runs(self, cluster: str, pool: str, lender: str) -> bool:
-        """Whether the lender's Reclaim runs; asked of its history, not of lists that lag behind."""
-        workflow_id = reclaim_id(cluster, pool, lender)
-        with suppress(NoSuchProcessError), _in_words(f"reclaim {workflow_id!r}"):
-            found = await self.temporal.get_workflow_handle(workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
-            return found.status is WorkflowExecutionStatus.RUNNING
-        return False
 
     async def _signal_loan(self, start: LoanInput, name: str, message: Message) -> None:
         workflow_id = loan_id(start.cluster, start.workload.uid)
-        with _in_words(f"loan {workflow_id!r}"):
+        with in_words(f"loan {workflow_id!r}"):
             await self.temporal.start_workflow(
                 LoanWorkflow.run,
                 start,
@@ -217,25 +187,25 @@ class BankClient:
 
     async def extend(self, loan: str, extension: Extension) -> LoanState:
         """Give a recalled job more time; raise `PolicyError` where the pool or the phase forbids it."""
-        with _in_words(f"loan {loan!r}"):
+        with in_words(f"loan {loan!r}"):
             handle = self.temporal.get_workflow_handle(loan)
             return await handle.execute_update(LoanWorkflow.extend, extension, rpc_timeout=CALL_TIMEOUT)
 
     async def return_now(self, loan: str, decision: Decision) -> LoanState:
         """Have a job saved, stopped and its GPUs returned; raise `PolicyError` unless it runs."""
-        with _in_words(f"loan {loan!r}"):
+        with in_words(f"loan {loan!r}"):
             handle = self.temporal.get_workflow_handle(loan)
             return await handle.execute_update(LoanWorkflow.return_now, decision, rpc_timeout=CALL_TIMEOUT)
 
     async def approve(self, reclaim: str, decision: Decision) -> ReclaimState:
         """Approve what a recall would take; raise `PolicyError` unless it waits for approval."""
-        with _in_words(f"reclaim {reclaim!r}"):
+        with in_words(f"reclaim {reclaim!r}"):
             handle = self.temporal.get_workflow_handle(reclaim)
             return await handle.execute_update(ReclaimWorkflow.approve, decision, rpc_timeout=CALL_TIMEOUT)
 
     async def deny(self, reclaim: str, decision: Decision) -> ReclaimState:
         """Deny what a recall would take; raise `PolicyError` unless it waits for approval."""
-        with _in_words(f"reclaim {reclaim!r}"):
+        with in_words(f"reclaim {reclaim!r}"):
             handle = self.temporal.get_workflow_handle(reclaim)
             return await handle.execute_update(ReclaimWorkflow.deny, decision, rpc_timeout=CALL_TIMEOUT)
 
@@ -243,13 +213,13 @@ class BankClient:
 
     async def loan_state(self, loan: str) -> LoanState:
         """Return a Loan as it stands, or stood at its end; every term included."""
-        with _in_words(f"loan {loan!r}"):
+        with in_words(f"loan {loan!r}"):
             handle = self.temporal.get_workflow_handle(loan)
             return await handle.query(LoanWorkflow.read_state, rpc_timeout=CALL_TIMEOUT)
 
     async def reclaim_state(self, reclaim: str) -> ReclaimState:
         """Return a Reclaim as it stands, or stood at its end."""
-        with _in_words(f"reclaim {reclaim!r}"):
+        with in_words(f"reclaim {reclaim!r}"):
             handle = self.temporal.get_workflow_handle(reclaim)
             return await handle.query(ReclaimWorkflow.read_state, rpc_timeout=CALL_TIMEOUT)
 
@@ -325,10 +295,10 @@ class BankClient:
     async def _find(
         self, kind: str, wanted: Mapping[str, str | None], *, running_only: bool, limit: int
     ) -> AsyncIterator[Any]:
-        terms = [f"WorkflowType = {_quoted(kind)}"]
-        terms += [f"{name} = {_quoted(value)}" for name, value in wanted.items() if value is not None]
+        terms = [f"WorkflowType = {quoted(kind)}"]
+        terms += [f"{name} = {quoted(value)}" for name, value in wanted.items() if value is not None]
         terms += ["ExecutionStatus = 'Running'"] if running_only else []
-        with _in_words(f"list of {kind.lower()}s"):
+        with in_words(f"list of {kind.lower()}s"):
             async for found in self.temporal.list_workflows(" AND ".join(terms), limit=limit, rpc_timeout=CALL_TIMEOUT):
                 yield found
 
@@ -350,24 +320,3 @@ def _tls(settings: TemporalSettings) -> TLSConfig | bool:
         client_cert=settings.client_cert.read_bytes() if settings.client_cert else None,
         client_private_key=settings.client_key.read_bytes() if settings.client_key else None,
     )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-@contextmanager
-def _in_words(subject: str) -> Iterator[None]:
-    """Say Temporal's errors in the bank's words."""
-    try:
-        yield
-    except WorkflowUpdateFailedError as error:
-        cause = error.cause
-        message = cause.message if isinstance(cause, ApplicationError) else str(cause)
-        raise PolicyError(message) from error
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            raise NoSuchProcessError(
-                f"{subject} does not run; `gpubank loan list` and `reclaim list` show what does"
-            ) from error
-        raise BackendError(f"{subject}: Temporal does not answer ({error.status.name}): {error.message}") from error

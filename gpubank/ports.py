@@ -165,7 +165,11 @@ class Leases(Protocol):
 
 
 class Heartbeats(Protocol):
-    """The heartbeats of pools (Temporal); both calls are idempotent."""
+    """The heartbeats of pools, and the sweeps of a cluster (Temporal); every call is idempotent."""
+
+    async def start_sweeps(self, cluster: str) -> None:
+        """Have the cluster swept on a Schedule, unless it is."""
+        ...
 
     async def start_heartbeat(self, cluster: str, pool: str) -> None:
         """Start the pool's heartbeat, unless it runs."""

@@ -127,6 +127,16 @@ class WatchdogSettings(_Section):
     """Time between two looks at every heartbeat."""
 
 
+class ObservabilitySettings(_Section):
+    """Where controller, worker and watchdog answer to scrapes and probes."""
+
+    address: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 or :: where others scrape."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of /metrics, /healthz and /readyz; 0 serves nothing."""
+
+
 class Settings(BaseSettings):
     """Everything that a process of the bank can be told."""
 
@@ -151,6 +161,7 @@ class Settings(BaseSettings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     controller: ControllerSettings = ControllerSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
     log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from lightkube import AsyncClient, KubeConfig
 
+from activities.interfaces import BANK_QUEUE, cluster_queue
 from gpubank.adapters.checkpoint import AddressRules, AnnotationHook, CheckpointHooks, ExecHook, FsspecStorage, HttpHook
 from gpubank.adapters.checkpoint.pods import LightkubePods
 from gpubank.adapters.kubernetes.connection import Connection
@@ -31,7 +32,9 @@ from gpubank.domain.errors import BankError
 from gpubank.exit import clean_exit
 from gpubank.logs import configure
 from gpubank.ports import CheckpointHook
+from gpubank.probes import serving
 from gpubank.settings import CheckpointSettings, ClusterSettings, Mode, Settings
+from workers.telemetry import Telemetry
 from workers.wiring import Ports, make_workers, run_workers
 
 
@@ -47,7 +50,9 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         stack.push_async_callback(pods.close)
         storage = FsspecStorage()
         stack.callback(storage.close)
-        client = await BankClient.connect(settings.temporal)
+        telemetry = Telemetry()
+        stack.push_async_callback(telemetry.close)
+        client = await BankClient.connect(settings.temporal, telemetry.runtime)
         await client.register_search_attributes()
         ports = Ports(
             quota=backend,
@@ -58,7 +63,12 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             storage=storage,
             leases=KubernetesLeases(connection, settings.controller.namespace),
             attest=AttestPolicy(check_hashes=settings.checkpoint.hash_files),
+            ended=telemetry.ended,
         )
+        probes = telemetry.probes((BANK_QUEUE, cluster_queue(cluster.name)))
+        await stack.enter_async_context(serving(settings.observability, probes))
+        counting = asyncio.create_task(telemetry.watch(client))
+        stack.callback(counting.cancel)
         await run_workers(make_workers(client.temporal, cluster.name, ports, client), stop)
 
 

@@ -1,7 +1,7 @@
 """The only place where ports meet activities: two workers, one for workflows and ledger, one beside the cluster.
 
-queue `bank`             Loan, Reclaim, Heartbeat · books.* (local) · orders.*
-queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.* · heartbeat.*
+queue `bank`             Loan, Reclaim, Heartbeat, Sweep · books.* (local) · orders.*
+queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.* · heartbeat.* · sweep.*
 """
 
 import asyncio
@@ -25,17 +25,19 @@ from activities.loans import LoanActivities
 from activities.notices import NoticeActivities
 from activities.orders import LoanDispatch, OrderActivities
 from activities.pools import Clock, Pools, utc_now
-from activities.reclaims import ReclaimActivities
+from activities.reclaims import Ended, ReclaimActivities, unheard
+from activities.sweeps import SweepActivities, SweepProcesses
 from gpubank.decide.attest import AttestPolicy
 from gpubank.ports import CheckpointHook, CheckpointStorage, Leases, LedgerStore, Notifier, QuotaBackend, TermsSource
 from workflows.heartbeat import HeartbeatWorkflow
 from workflows.loan import LoanWorkflow
 from workflows.reclaim import ReclaimWorkflow
+from workflows.sweep import SweepWorkflow
 
 GRACEFUL: Final = timedelta(seconds=20)
 """How long a worker that is told to stop lets activities finish; below a pod's usual 30 s."""
 
-WORKFLOWS: Final[tuple[type, ...]] = (LoanWorkflow, ReclaimWorkflow, HeartbeatWorkflow)
+WORKFLOWS: Final[tuple[type, ...]] = (LoanWorkflow, ReclaimWorkflow, HeartbeatWorkflow, SweepWorkflow)
 """Every workflow of the bank."""
 
 PASSED_THROUGH: Final = ("gpubank", "workflows", "activities")
@@ -44,7 +46,7 @@ PASSED_THROUGH: Final = ("gpubank", "workflows", "activities")
 Activity = Callable[..., Any]
 
 
-class Dispatch(LoanDispatch, RunningReclaims, Protocol):
+class Dispatch(LoanDispatch, RunningReclaims, SweepProcesses, Protocol):
     """What activities need of other workflows."""
 
 
@@ -61,6 +63,8 @@ class Ports:
     leases: Leases
     attest: AttestPolicy = field(default_factory=AttestPolicy)
     clock: Clock = utc_now
+    ended: Ended = unheard
+    """Hears of demands that Reclaims end."""
 
 
 def bank_activities(ports: Ports, dispatch: LoanDispatch) -> list[Activity]:
@@ -72,10 +76,11 @@ def bank_activities(ports: Ports, dispatch: LoanDispatch) -> list[Activity]:
 def cluster_activities(cluster: str, ports: Ports, dispatch: Dispatch) -> list[Activity]:
     """Return the activities of the queue `cluster-<name>`."""
     pools = Pools(cluster, quota=ports.quota, ledger=ports.ledger, terms=ports.terms, clock=ports.clock)
-    loans, reclaims = LoanActivities(pools), ReclaimActivities(pools)
+    loans, reclaims = LoanActivities(pools), ReclaimActivities(pools, ended=ports.ended)
     checkpoints = CheckpointActivities(pools, hook=ports.hook, storage=ports.storage, policy=ports.attest)
     notices = NoticeActivities(ports.notifier)
     heartbeat = HeartbeatActivities(pools, leases=ports.leases, reclaims=dispatch)
+    sweeps = SweepActivities(pools, processes=dispatch, notifier=ports.notifier)
     return [
         loans.look,
         loans.recall_lines,
@@ -95,6 +100,8 @@ def cluster_activities(cluster: str, ports: Ports, dispatch: Dispatch) -> list[A
         reclaims.await_ended,
         reclaims.end_demand,
         heartbeat.beat,
+        sweeps.pools,
+        sweeps.sweep_pool,
     ]
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from gpubank.domain.base import format_duration
 from gpubank.domain.failsafe import HeartbeatInput, heartbeat_lease
 from gpubank.domain.recall import DemandProgress, LoanInput, LoanPhase, LoanState, ReclaimInput, ReclaimPhase
+from gpubank.domain.sweep import SweepInput, SweepReport
 
 _LOAN_NEXT = {
     LoanPhase.ACTIVE: "It runs on GPUs that other groups are guaranteed and do not use. When one of them wants its"
@@ -120,3 +121,17 @@ def heartbeat_details(start: HeartbeatInput) -> str:
             " the pool to the scheduler.",
         )
     )
+
+
+def sweep_details(start: SweepInput, report: SweepReport) -> str:
+    """Everything that a sweep has found so far, as Markdown."""
+    lines = [f"### Sweep of cluster {start.cluster}: {report.pools} pools", ""]
+    lines += [f"- could not be swept: {text}" for text in report.unswept]
+    if not report.findings:
+        return "\n".join([*lines, "Ledger, cluster and open workflows fit together."])
+    lines += ["| pool | what | | who |", "|--|--|--|--|"]
+    lines += [
+        f"| {found.pool} | {found.kind} | {found.message} | {'started or told' if found.mended else '**people**'} |"
+        for found in report.findings
+    ]
+    return "\n".join(lines)

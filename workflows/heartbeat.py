@@ -1,7 +1,6 @@
 """The heartbeat of one pool: proof that Temporal, a worker, the controller and the ledger work together there.
 
-It is one activity that renews a Lease and is retried for ever; the watchdog watches the Lease. There is nothing to
-wait for but the end of the pool.
+It is one activity that renews a Lease and is retried until the pool is gone; the watchdog watches the Lease.
 """
 
 from datetime import timedelta

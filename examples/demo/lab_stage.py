@@ -35,8 +35,7 @@ class LabStage:
         self._bank = bank
         self.ledger: LedgerStore = ledger
         self.client, self.ui_url = client, ui_url
-        settings = " ".join(f"{name}='{value}'" for name, value in bank.settings.items())
-        self.hint = f"env {settings} .venv/bin/gpubank quota"
+        self.hint = f"GPUBANK_CONFIG={bank.settings} .venv/bin/gpubank quota"
 
     async def apply(self, body: Mapping[str, Any]) -> None:
         await self._objects.apply(body)
@@ -72,7 +71,9 @@ async def open_lab_stage(folder: Path) -> AsyncIterator[LabStage]:
         server = await stack.enter_async_context(DevServer(folder / "temporal", search_attributes=attributes.KINDS))
         client = await BankClient.connect(TemporalSettings(address=server.address, ui_url=server.ui_url))
         ledger = await stack.enter_async_context(await SqlLedger.open(lab.postgres_url))
-        bank = LabBank(lab, temporal=server.address, ledger=lab.postgres_url, folder=folder / "bank")
+        bank = LabBank(
+            lab, temporal=server.address, ui_url=server.ui_url, ledger=lab.postgres_url, folder=folder / "bank"
+        )
         stack.push_async_callback(asyncio.to_thread, bank.stop)
         await asyncio.to_thread(bank.start)
         connection = await stack.enter_async_context(Connection.open(lab.kubeconfig))

@@ -11,6 +11,7 @@ Exit code 0 only if the weights are bit for bit the same and the ledger balances
 import argparse
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -131,7 +132,10 @@ async def epilogue(stage: Stage, reference: dict[str, Any], result: dict[str, An
 
 
 async def run(cluster: str, keep: bool) -> bool:
-    """Set the stage, play, and leave it standing if asked."""
+    """Set the stage, play, and leave it standing if asked; SIGTERM takes it down as Ctrl-C does."""
+    playing = asyncio.current_task()
+    assert playing is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
     stages: dict[str, Any] = {"embedded": embedded_stage, "lab": lab_stage}
     with tempfile.TemporaryDirectory(prefix="gpubank-demo-") as name:
         folder = Path(name)
@@ -163,8 +167,8 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         good = asyncio.run(run(arguments.cluster, arguments.keep))
-    except KeyboardInterrupt:
-        good = True
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        good = arguments.keep
     except (BankError, LabError) as error:
         print(error, file=sys.stderr)
         good = False

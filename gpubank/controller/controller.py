@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from gpubank.agreements import Objects, read_objects
+from gpubank.controller.observer import Observer
 from gpubank.controller.pool_loop import PoolLoop
 from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, finalizers, statuses
 from gpubank.decide.agreement import Agreement, agree
 from gpubank.domain.books import Books
-from gpubank.domain.errors import BackendError, ConflictError
+from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
 from gpubank.domain.layout import LayoutProblem, LayoutReport
 from gpubank.domain.pool import Backend
 from gpubank.domain.terms import PoolTerms
@@ -47,11 +48,12 @@ class Controller:
         now: Callable[[], datetime],
         heartbeats: Heartbeats | None = None,
         leases: Leases | None = None,
+        observer: Observer | None = None,
         resync: timedelta = timedelta(seconds=15),
     ) -> None:
         """Without `heartbeats` and `leases` the controller gives no sign of life, as where nobody watches it."""
         self.cluster = cluster
-        self._heartbeats, self._leases = heartbeats, leases
+        self._heartbeats, self._leases, self._observer = heartbeats, leases, observer
         self._objects, self._backends, self._ledger = objects, backends, ledger
         self._processes, self._notifier, self._now, self._resync = processes, notifier, now, resync
         self._agreement: Agreement | None = None
@@ -72,10 +74,14 @@ class Controller:
         try:
             while True:
                 changed.clear()
+                problem = ""
                 try:
                     await self.reconcile()
                 except (BackendError, ConflictError, OSError) as error:
-                    log.warning("reconcile failed: %s", error)
+                    problem = str(error)
+                    log.warning("reconcile failed: %s", problem)
+                if self._observer is not None:
+                    self._observer.reconciled(problem)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), min(self._resync.total_seconds(), 2))
                 await asyncio.sleep(MIN_PAUSE.total_seconds())
@@ -103,8 +109,11 @@ class Controller:
         while True:
             try:
                 await self._ledger.post(until=self._now())
-            except BackendError as error:
-                log.warning("posting failed: %s", error)
+            except BankError as error:
+                level = logging.ERROR if isinstance(error, LedgerError) else logging.WARNING
+                log.log(level, "posting failed: %s", error)
+                if self._observer is not None:
+                    self._observer.posting_failed()
             await asyncio.sleep(60)
 
     async def _keep_beating(self) -> None:
@@ -112,6 +121,10 @@ class Controller:
         beating: set[str] = set()
         while self._heartbeats is not None:
             wanted = set(self._loops)
+            try:
+                await self._heartbeats.start_sweeps(self.cluster)
+            except BackendError as error:
+                log.warning("sweeps of cluster %s: %s", self.cluster, error)
             for pool in sorted(wanted | beating):
                 try:
                     if pool in wanted:
@@ -194,6 +207,7 @@ class Controller:
             terms=lambda: self.terms(pool),
             now=self._now,
             leases=self._leases,
+            observer=self._observer,
             resync=self._resync,
         )
         self._loops[pool] = (loop, asyncio.create_task(loop.run(), name=f"pool {pool}"))
@@ -204,6 +218,8 @@ class Controller:
             _, task = self._loops.pop(pool)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            if self._observer is not None:
+                self._observer.gone(pool)
 
     async def _finalize(self, write: FinalizerWrite, objects: Objects) -> None:
         if write.remove_pool:

@@ -23,15 +23,20 @@ from gpubank.adapters.kubernetes.objects import KubernetesObjectStore
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.client import BankClient
 from gpubank.controller.controller import Controller
-from gpubank.domain.errors import BankError
+from gpubank.controller.metrics import ControllerMetrics
+from gpubank.domain.errors import BackendError, BankError
 from gpubank.domain.pool import Backend
 from gpubank.exit import clean_exit
 from gpubank.logs import configure
+from gpubank.probes import Probes, serving
 from gpubank.settings import Mode, Settings
 
 log = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "gpubank-controller"
+
+BALANCE_EVERY: Final = 300.0
+"""Seconds between two sums over all postings."""
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -44,6 +49,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         objects = await stack.enter_async_context(KubernetesObjectStore(connection))
         client = await BankClient.connect(settings.temporal)
         await client.register_search_attributes()
+        leadership = Leadership(
+            connection,
+            name=LEASE_NAME,
+            namespace=settings.controller.namespace,
+            identity=f"{socket.gethostname()}_{os.getpid()}",
+        )
+        metrics = ControllerMetrics(_now, leads=lambda: leadership.leads)
         controller = Controller(
             cluster.name,
             objects=objects,
@@ -53,16 +65,22 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             notifier=KubernetesNotifier(connection),
             heartbeats=client,
             leases=KubernetesLeases(connection, settings.controller.namespace),
-            now=lambda: datetime.now(UTC),
+            now=_now,
+            observer=metrics,
             resync=timedelta(seconds=settings.controller.resync_seconds),
         )
-        leadership = Leadership(
-            connection,
-            name=LEASE_NAME,
-            namespace=settings.controller.namespace,
-            identity=f"{socket.gethostname()}_{os.getpid()}",
-        )
-        work = asyncio.create_task(leadership.run(controller.run))
+        probes = Probes(metrics.registry, live=(metrics.signs.check,), ready=(metrics.ready,))
+        await stack.enter_async_context(serving(settings.observability, probes))
+        balancing = asyncio.create_task(_balance(ledger, metrics))
+        stack.callback(balancing.cancel)
+
+        async def lead() -> None:
+            try:
+                await controller.run()
+            finally:
+                metrics.deposed()
+
+        work = asyncio.create_task(leadership.run(lead))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -71,6 +89,22 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
+
+
+async def _balance(ledger: SqlLedger, metrics: ControllerMetrics) -> None:
+    """Sum up what is posted, now and then."""
+    while True:
+        try:
+            balances = await ledger.balances()
+        except BackendError as error:
+            log.warning("balance of the ledger: %s", error)
+        else:
+            metrics.balanced(sum(each.borrowed_gpu_ms - each.lent_gpu_ms for each in balances))
+        await asyncio.sleep(BALANCE_EVERY)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 async def _main(settings: Settings) -> None:

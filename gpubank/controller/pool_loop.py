@@ -11,10 +11,12 @@ anew. One turn decides until nothing is left to decide, for a grant may make the
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from gpubank.controller.observer import Observer
 from gpubank.decide import compile as compiler
 from gpubank.decide.settle import return_writes
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
@@ -68,9 +70,11 @@ class PoolLoop:
         terms: Callable[[], PoolTerms | None],
         now: Callable[[], datetime],
         leases: Leases | None = None,
+        observer: Observer | None = None,
         resync: timedelta = timedelta(seconds=15),
     ) -> None:
         self.cluster, self.pool = cluster, pool
+        self._observer = observer
         self._backend, self._ledger = backend, ledger
         self._processes, self._notifier = processes, notifier
         self._terms, self._now, self._resync = terms, now, resync
@@ -97,14 +101,20 @@ class PoolLoop:
         try:
             while True:
                 self._wake.clear()
+                began = time.monotonic()
                 try:
                     wait = await self.turn()
                     failures, self.problem = 0, ""
+                    if self._observer is not None:
+                        took = time.monotonic() - began
+                        self._observer.turned(self.pool, took, self.facts, self.books, self._terms())
                     if wait:
                         await self._beat()
                 except (BankError, OSError) as error:
                     failures += 1
                     self.problem = str(error)
+                    if self._observer is not None:
+                        self._observer.failed(self.pool, time.monotonic() - began)
                     level = logging.ERROR if isinstance(error, LedgerError) else logging.WARNING
                     log.log(level, "pool %s: turn failed: %s", self.pool, error)
                     wait = timedelta(seconds=min(0.2 * 2 ** min(failures, 6), 10))
@@ -186,12 +196,15 @@ class PoolLoop:
         """Commit in order; a lost compare-and-set ends the round, for its rest was decided on old books."""
         committed = 0
         for transaction in decided.transactions:
+            before = books
             try:
                 books = await self._ledger.commit(transaction)
             except ConflictError as error:
                 log.info("pool %s: %s", self.pool, error)
                 return committed + 1, await self._ledger.books(self.cluster, self.pool)
             committed += 1
+            if self._observer is not None:
+                self._observer.committed(before, transaction)
             log.info("pool %s: %s", self.pool, transaction.note or transaction.key)
         return committed, books
 

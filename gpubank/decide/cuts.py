@@ -18,7 +18,9 @@ class Cuts:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._lines = {line.line_id: line for line in books.lines}
+        self._lines: dict[str, Line] = {}
+        """Lines that what was collected has changed, or begun."""
+
         self._next = books.next_line
         self._splits: list[Split] = []
         self._swaps: list[Swap] = []
@@ -29,20 +31,19 @@ class Cuts:
 
     def line(self, line_id: str) -> Line:
         """Return a line as it stands after what was collected."""
-        return self._lines[line_id]
+        return self._lines.get(line_id) or self._books.line_index.by_id[line_id]
 
     def lines_of(self, workload_uid: str) -> tuple[str, ...]:
         """Ids of the Workload's granted and recalled lines, parts included."""
         running = (LineState.GRANTED, LineState.RECALLED)
-        return tuple(
-            line.line_id
-            for line in sorted(self._lines.values(), key=line_order)
-            if line.workload.uid == workload_uid and line.state in running
-        )
+        before = {line.line_id for line in self._books.lines_of(workload_uid)}
+        parts = {line.line_id for line in self._lines.values() if line.workload.uid == workload_uid}
+        found = sorted((self.line(line_id) for line_id in before | parts), key=line_order)
+        return tuple(line.line_id for line in found if line.state in running)
 
     def cut(self, line_id: str, gpus: int) -> str:
         """Return the id of a line of exactly `gpus` GPUs: the line itself, or a part cut off it."""
-        line = self._lines[line_id]
+        line = self.line(line_id)
         if line.gpus == gpus:
             return line_id
         self._splits.append(Split(line_id=line_id, version=line.version, gpus=gpus))
@@ -56,21 +57,21 @@ class Cuts:
 
     def pledge(self, line_id: str, demand: str | None) -> None:
         """Pledge a line, or take it from its demand; nothing where it is so already."""
-        line = self._lines[line_id]
+        line = self.line(line_id)
         if line.demand != demand:
             self._pledges.append(Pledge(line_id=line_id, version=line.version, demand=demand))
             self._lines[line_id] = line.model_copy(update={"demand": demand})
 
     def swap(self, line_id: str, other_id: str) -> None:
         """Exchange the lenders of two lines of equal size."""
-        one, other = self._lines[line_id], self._lines[other_id]
+        one, other = self.line(line_id), self.line(other_id)
         self._swaps.append(Swap(line_id=line_id, version=one.version, other_id=other_id, other_version=other.version))
         self._lines[line_id] = one.model_copy(update={"lender": other.lender})
         self._lines[other_id] = other.model_copy(update={"lender": one.lender})
 
     def close(self, line_id: str, demand: str, reason: str) -> None:
         """Begin to close a line that nobody uses, for a demand."""
-        line = self._lines[line_id]
+        line = self.line(line_id)
         self._moves.append(
             Move(
                 line_id=line_id,
@@ -85,7 +86,7 @@ class Cuts:
 
     def novate(self, line_id: str, lender: str) -> None:
         """Offer a line of another lender in the place of this one."""
-        line = self._lines[line_id]
+        line = self.line(line_id)
         self._offers.append(
             Offer(
                 lender=lender,

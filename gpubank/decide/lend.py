@@ -87,6 +87,12 @@ def room_for(desk: Desk, *, but: str | None = None) -> Room:
     Free is what is allocatable, less what runs, less what is admitted and not placed yet, less what own work and
     granted loans are about to take.
     """
+    if but is None:
+        return desk.once("room", lambda: _room_for(desk, None)).copy()
+    return _room_for(desk, but)
+
+
+def _room_for(desk: Desk, but: str | None) -> Room:
     room = desk.fixed("free room", lambda: Room.of(desk.facts.nodes)).copy()
     for workload in desk.fixed("unplaced, own first", lambda: _unplaced(desk)):
         if workload.key.uid != but and _takes_room(desk, workload):
@@ -166,7 +172,7 @@ def offer_loans(desk: Desk) -> None:
     if gang is not None:
         _gather(desk, gang)
     room = room_for(desk)
-    till = Till(desk)
+    till = Till.of(desk)
     for workload in _in_turn(desk, {gang.key.uid} if gang is not None else set()):
         if till.available(workload.group, workload.gpus) < workload.gpus:
             continue
@@ -222,7 +228,7 @@ def _offer(desk: Desk, workload: WorkloadFacts, parts: list[Source]) -> None:
 def _gather(desk: Desk, gang: WorkloadFacts) -> None:
     """Add to the gang's offers what slack there is, up to its request."""
     missing = gang.gpus - sum(line.gpus for line in desk.books.lines_of(gang.key.uid))
-    parts = Till(desk).sources(gang.group, missing) if missing > 0 else []
+    parts = Till.of(desk).sources(gang.group, missing) if missing > 0 else []
     if parts:
         _offer(desk, gang, parts)
 
@@ -235,7 +241,7 @@ def _back_running(desk: Desk) -> None:
             for line in desk.books.lines_of(workload.key.uid)
             if line.state is LineState.OFFERED and line.replaces is None
         )
-        parts = Till(desk).sources(workload.group, lack) if lack > 0 else []
+        parts = Till.of(desk).sources(workload.group, lack) if lack > 0 else []
         if parts and sum(part.gpus for part in parts) == lack:
             _offer(desk, workload, parts)
 

@@ -36,10 +36,11 @@ class Excess(NamedTuple):
 def follow_limits(desk: Desk) -> None:
     """Withdraw offers beyond a limit; open, change and end the demands for what is lent beyond it."""
     for lender in (*desk.groups, SURPLUS):
-        for excess in _excesses(desk, lender):
-            if excess.gpus > 0:
-                withdraw_for(desk, lender, excess.gpus, excess.reason)
-        for excess in _excesses(desk, lender):
+        excesses = _excesses(desk, lender)
+        beyond = [excess for excess in excesses if excess.gpus > 0]
+        for excess in beyond:
+            withdraw_for(desk, lender, excess.gpus, excess.reason)
+        for excess in _excesses(desk, lender) if beyond else excesses:
             _follow(desk, excess)
 
 

@@ -103,6 +103,26 @@ def plan_recall(
     return _Planner(desk, demand, spared).plan()
 
 
+def held(candidate: Candidate) -> int:
+    """GPUs of a candidate's lines."""
+    return sum(line.gpus for line in candidate.lines)
+
+
+class _Most:
+    """The most that stopping some candidates could come to: they free all their pods, and every line repays."""
+
+    def __init__(self, room: Room, novatable: int, chosen: Sequence[Candidate]) -> None:
+        self.room = room.copy()
+        self.gpus = novatable
+        for candidate in chosen:
+            self.add(candidate)
+
+    def add(self, candidate: Candidate) -> None:
+        """Stop one more."""
+        self.room.give(candidate.workload.pod_facts)
+        self.gpus += held(candidate)
+
+
 class _Planner:
     """Plans for one demand."""
 
@@ -205,19 +225,33 @@ class _Planner:
     def _choose(self) -> list[Candidate]:
         """Take in order until it is enough; then spare, from the last backwards, whoever is unnecessary."""
         chosen: list[Candidate] = [candidate for candidate in self._choice.candidates if self._bound(candidate)]
+        taken = {candidate.uid for candidate in chosen}
+        most = _Most(self._room, self._teller.novatable, chosen)
         for candidate in self._choice.candidates:
-            if self._enough(chosen):
+            if self._may_be_enough(most) and self._enough(chosen):
                 break
-            if candidate not in chosen:
+            if candidate.uid not in taken:
                 chosen.append(candidate)
+                most.add(candidate)
         worth = self._worth(chosen)
+        if self._demand.kind in WHOLE and worth < (True, self._left):
+            return chosen  # nobody is stopped for a part of it
         for candidate in reversed(chosen.copy()):
-            if self._bound(candidate):
+            if self._bound(candidate) or most.gpus - held(candidate) < worth[1]:
                 continue
             rest = [other for other in chosen if other is not candidate]
             if self._worth(rest) >= worth:
                 chosen = rest
+                most.gpus -= held(candidate)
         return chosen
+
+    def _may_be_enough(self, most: "_Most") -> bool:
+        """Whether it is worth a closer look: what the chosen free and repay at most is looked at without effort."""
+        if most.gpus < self._left:
+            return False
+        if self._demand.kind not in WHOLE or self._owner is None:
+            return True
+        return most.room.holds(unplaced(self._owner), pod_size(self._owner))
 
     def _bound(self, candidate: Candidate) -> bool:
         """Whether it is stopped already, for this demand."""
@@ -311,7 +345,7 @@ class _Planner:
         return Victim(
             workload=workload.key,
             borrower=workload.group,
-            gpus=sum(line.gpus for line in candidate.lines),
+            gpus=held(candidate),
             line_ids=self._cuts.lines_of(workload.key.uid),
             reclaim_class=workload.contract.reclaim_class,
             needs_checkpoint=needs_checkpoint(workload),

@@ -60,6 +60,9 @@ class Teller:
         )
         """Lines of the demanding lender that run and that nobody has: they may go on for somebody else."""
 
+        self.novatable = min(sum(line.gpus for line in self._lines), self._till.most)
+        """Most GPUs that novation could repay, whoever is stopped."""
+
     def counts(self, line: Line) -> bool:
         """Whether the line, once back, helps the demand."""
         only_others = self._demand.kind is DemandKind.LIMIT and self._demand.demand_id.endswith(f"/{LENDING_LIMIT}")

@@ -116,6 +116,11 @@ class Till:
         self._turns: tuple[str, ...] | None = None
         self._spare = sum(spare for spare in self._others.values() if spare > 0)
 
+    @classmethod
+    def of(cls, desk: Desk) -> "Till":
+        """Return a till of everybody, which is counted once between two writes."""
+        return desk.once("till", lambda: cls(desk)).copy()
+
     def copy(self) -> "Till":
         """Return the same till, to be tried out."""
         other = copy(self)
@@ -126,6 +131,11 @@ class Till:
     def lends(self) -> bool:
         """Whether anybody has anything to spare."""
         return self._spare > 0 or any(spare > 0 for spare in self._own.values())
+
+    @property
+    def most(self) -> int:
+        """GPUs that all sources together could come to at most."""
+        return self._spare + sum(spare for spare in self._own.values() if spare > 0)
 
     def room(self, borrower: str) -> int:
         """GPUs that the group may still borrow of others."""

@@ -150,8 +150,10 @@ def _needs(desk: Desk) -> tuple[LenderNeeds, ...]:
 def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
     signals = [
         signal
-        for workload in sorted(desk.facts.workloads, key=lambda w: w.key.uid)
-        if workload.kind is Side.BORROW and (signal := _signal(desk, workload)) is not None
+        for workload in sorted(
+            (workload for workload in desk.facts.workloads if workload.kind is Side.BORROW), key=lambda w: w.key.uid
+        )
+        if (signal := _signal(desk, workload)) is not None
     ]
     seen = {workload.key.uid for workload in desk.facts.workloads}
     gone = {line.workload.uid: line for line in desk.books.lines if line.workload.uid not in seen}

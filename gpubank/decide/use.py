@@ -22,7 +22,11 @@ ADMISSION_WAIT: Final = timedelta(seconds=5)
 
 def backing(desk: Desk, uid: str) -> int:
     """GPUs of the lines that the Workload runs on, recalled ones included."""
-    return sum(line.gpus for line in desk.books.lines_of(uid) if line.state in (LineState.GRANTED, LineState.RECALLED))
+    gpus = 0
+    for line in desk.books.lines_of(uid):
+        if line.state is LineState.GRANTED or line.state is LineState.RECALLED:
+            gpus += line.gpus
+    return gpus
 
 
 def unbacked(desk: Desk, borrower: str | None = None) -> list[tuple[WorkloadFacts, int]]:
@@ -41,9 +45,12 @@ def unbacked(desk: Desk, borrower: str | None = None) -> list[tuple[WorkloadFact
 def spare(desk: Desk, uid: str) -> int:
     """GPUs of the Workload's granted lines that it does not use."""
     workload = desk.workload(uid)
-    lines = desk.books.lines_of(uid)
-    granted = sum(line.gpus for line in lines if line.state is LineState.GRANTED)
-    recalled = sum(line.gpus for line in lines if line.state is LineState.RECALLED)
+    granted = recalled = 0
+    for line in desk.books.lines_of(uid):
+        if line.state is LineState.GRANTED:
+            granted += line.gpus
+        elif line.state is LineState.RECALLED:
+            recalled += line.gpus
     in_use = workload.gpus if workload is not None and workload.reserved and not workload.finished else 0
     return max(granted - max(in_use - recalled, 0), 0)
 
@@ -61,7 +68,7 @@ def _by_workload(lines: Iterable[Line]) -> dict[str, list[Line]]:
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(line.workload.uid, []).append(line)
-    return dict(sorted(found.items()))
+    return {uid: found[uid] for uid in sorted(found)}
 
 
 def reattach(desk: Desk) -> None:

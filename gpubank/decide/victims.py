@@ -139,11 +139,9 @@ def _order(candidate: Candidate, demand: Demand, now: datetime) -> tuple[object,
 
 def _candidate(desk: Desk, demand: Demand, workload: WorkloadFacts, spared: frozenset[str]) -> Candidate | None:
     uid = workload.key.uid
-    lines = tuple(
-        sorted(
-            (x for x in desk.books.lines_of(uid) if x.state in (LineState.GRANTED, LineState.RECALLED)), key=line_order
-        )
-    )
+    lines = tuple(x for x in desk.books.lines_of(uid) if x.state in (LineState.GRANTED, LineState.RECALLED))
+    if len(lines) > 1:
+        lines = tuple(sorted(lines, key=line_order))
     leaving = any(line.state is LineState.RECALLED for line in lines)
     if not lines or (workload.gone and not leaving):
         return None

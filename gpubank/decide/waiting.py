@@ -24,7 +24,7 @@ class WaitingNote(Message):
 def notes(desk: Desk) -> tuple[WaitingNote, ...]:
     """Say, for everybody who waits for quota, why; own work first, then in the scheduler's order."""
     own = [_own_note(desk, workload) for workload in sorted(desk.of_side(Side.OWN), key=kueue_order)]
-    till, room, gang = Till(desk), room_for(desk), gathering(desk)
+    till, room, gang = Till.of(desk), room_for(desk), gathering(desk)
     borrow = [
         _borrow_note(desk, workload, till, room, gang)
         for workload in sorted(desk.of_side(Side.BORROW), key=kueue_order)

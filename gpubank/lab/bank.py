@@ -8,17 +8,20 @@ Cluster mode as anywhere else: the processes know each other only by the address
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
+
+import yaml
 
 from gpubank.lab.access import namespace, wait_until
 from gpubank.lab.errors import StartError, StateError, tail
 from gpubank.lab.lab import Lab
+from gpubank.lab.state import write_whole
 from gpubank.schema.admission import admission_policies
 from gpubank.schema.crd import crds
+from gpubank.settings import CONFIG_VARIABLE
 from gpubank.simulation.processes import ProcessId, launch, stop
 
 SYSTEM_NAMESPACE: Final = "gpubank-system"
@@ -44,12 +47,12 @@ def install(lab: Lab, namespaces: Iterable[str] = ()) -> None:
 class BankProcess:
     """One process of the bank, known by pid and start time, with its output in a log."""
 
-    def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
-        """Describe the process `name` of `MODULES`; `settings` are its GPUBANK_ variables, `folder` takes its log."""
+    def __init__(self, name: str, settings: Path) -> None:
+        """Describe the process `name` of `MODULES`; its log goes beside the file of its `settings`."""
         if name not in MODULES:
             raise StateError(f"the bank has no process {name!r}; it has {', '.join(MODULES)}")
-        self.name, self.log = name, folder / f"{name}.log"
-        self._settings, self._folder = dict(settings), folder
+        self.name, self.log = name, settings.with_name(f"{name}.log")
+        self._settings = settings
         self._process: ProcessId | None = None
 
     @property
@@ -66,12 +69,9 @@ class BankProcess:
         """Start it unless it runs."""
         if self.alive:
             return
+        # Nobody's settings but these: a variable of whoever starts it would win over the file.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GPUBANK_")}
-        # Nobody's settings but these: the variable names a file, and an empty one holds none.
-        nothing = self._folder / "settings.yaml"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        nothing.touch()
-        env = {**inherited, "GPUBANK_CONFIG": str(nothing), **self._settings, "PYTHONUNBUFFERED": "1"}
+        env = {**inherited, CONFIG_VARIABLE: str(self._settings), "PYTHONUNBUFFERED": "1"}
         self._process = launch([sys.executable, "-m", MODULES[self.name]], env=env, log=self.log)
 
     def kill(self) -> None:
@@ -98,24 +98,26 @@ class LabBank:
         *,
         temporal: str,
         ledger: str,
+        folder: Path,
+        ui_url: str = "",
         cluster: str = "lab",
-        folder: Path | None = None,
-        settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Describe the bank: Temporal's `host:port`, the ledger's URL, and further `settings` as GPUBANK_ variables."""
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="gpubank-lab-bank-"))
+        """Describe the bank: Temporal's `host:port`, the ledger's URL, and where settings and logs go."""
+        self.folder = folder
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lab = lab
-        self.settings = {
-            "GPUBANK_MODE": "cluster",
-            "GPUBANK_CLUSTER__NAME": cluster,
-            "GPUBANK_CLUSTER__KUBECONFIG": str(lab.kubeconfig),
-            "GPUBANK_TEMPORAL__ADDRESS": temporal,
-            "GPUBANK_LEDGER__URL": ledger,
+        self.settings = self.folder / "gpubank.yaml"
+        """Settings of every process; `GPUBANK_CONFIG` with this file makes the command line this bank's."""
+        content: dict[str, Any] = {
+            "mode": "cluster",
+            "cluster": {"name": cluster, "kubeconfig": str(lab.kubeconfig)},
+            "temporal": {"address": temporal, "ui_url": ui_url},
+            "ledger": {"url": ledger},
             # The lab's pods are processes of this machine, and their hooks listen on loopback.
-            "GPUBANK_CHECKPOINT__ALLOWED_NETWORKS": '["127.0.0.0/8"]',
-            **(settings or {}),
+            "checkpoint": {"allowed_networks": ["127.0.0.0/8"]},
         }
-        self.worker, self.controller = (BankProcess(name, self.settings, self.folder) for name in MODULES)
+        write_whole(self.settings, yaml.safe_dump(content, sort_keys=False))
+        self.worker, self.controller = (BankProcess(name, self.settings) for name in MODULES)
 
     @property
     def processes(self) -> tuple[BankProcess, ...]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import yaml
 
+from gpubank import metrics
 from gpubank.schema import reference
 from gpubank.schema.admission import admission_policies
 from gpubank.schema.crd import crd
@@ -43,6 +44,7 @@ def generated_files() -> dict[str, str]:
     files["manifests/base/admission/kustomization.yaml"] = _kustomization(["borrow-queues.yaml"])
     files["docs/reference/README.md"] = reference.index()
     files["docs/reference/workload-contract.md"] = reference.contract_page()
+    files["docs/reference/metrics.md"] = metrics.page()
     for kind in KINDS.values():
         files[f"docs/reference/{kind.singular}.md"] = reference.kind_page(kind)
         files[f"docs/reference/{kind.singular}.schema.json"] = (

@@ -20,8 +20,10 @@ from gpubank.agreements import POOL, Agreements
 from gpubank.domain.errors import BankError
 from gpubank.exit import clean_exit
 from gpubank.logs import configure
+from gpubank.probes import serving
 from gpubank.settings import Mode, Settings
-from gpubank.watchdog.watchdog import Watchdog
+from gpubank.watchdog.metrics import WatchdogMetrics
+from gpubank.watchdog.watchdog import Tell, Watchdog
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -29,20 +31,16 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     cluster = settings.cluster
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(Connection.open(cluster.kubeconfig, cluster.context))
-        events = EventWriter(connection)
-
-        async def tell(pool: str, reason: str, message: str) -> None:
-            body = await connection.get(BANK_KINDS[POOL], pool)
-            if body is not None:
-                await events.record(body, reason=reason, message=message, warning=True)
-
+        metrics = WatchdogMetrics()
         watchdog = Watchdog(
             cluster.name,
-            terms=Agreements(cluster.name, PolledAgreements(connection)).all_terms,
+            terms=metrics.terms(Agreements(cluster.name, PolledAgreements(connection)).all_terms),
             leases=KubernetesLeases(connection, settings.controller.namespace),
             backend=KueueFailSafe(connection),
-            tell=tell,
+            tell=teller(connection),
         )
+        metrics.watch(watchdog)
+        await stack.enter_async_context(serving(settings.observability, metrics.probes()))
         work = asyncio.create_task(watchdog.run(settings.watchdog.poll_seconds))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -52,6 +50,18 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
+
+
+def teller(connection: Connection) -> Tell:
+    """Return what tells of a pool by Events on its object."""
+    events = EventWriter(connection)
+
+    async def tell(pool: str, reason: str, message: str) -> None:
+        body = await connection.get(BANK_KINDS[POOL], pool)
+        if body is not None:
+            await events.record(body, reason=reason, message=message, warning=True)
+
+    return tell
 
 
 async def _main(settings: Settings) -> None:

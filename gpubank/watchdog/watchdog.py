@@ -70,6 +70,16 @@ class Watchdog:
         self._looked_at: dict[str, float] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
+    @property
+    def pulses(self) -> Mapping[str, Pulse]:
+        """What was last seen of every pool's heartbeat."""
+        return self._pulses
+
+    @property
+    def epochs(self) -> Mapping[str, int]:
+        """Fail-safe epoch of every pool as last seen; 0 while the bank is in charge."""
+        return self._epochs
+
     async def run(self, poll: float) -> None:
         """Turn every `poll` seconds until cancelled; what fails is logged and tried again."""
         while True:

@@ -28,7 +28,8 @@ class GpmSamples:
 
     def __init__(self, nvml: Any, wanted: Mapping[str, int]) -> None:
         self._nvml = nvml
-        self._wanted = dict(wanted)
+        self.wanted = dict(wanted)
+        """Numbers of GPM by quantity."""
         self._older: Any = None
         self._newer: Any = None
 
@@ -71,11 +72,11 @@ class GpmSamples:
         asked = nvml.c_nvmlGpmMetricsGet_t()
         asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
         asked.sample1, asked.sample2 = self._older, self._newer
-        asked.numMetrics = len(self._wanted)
-        for place, number in enumerate(self._wanted.values()):
+        asked.numMetrics = len(self.wanted)
+        for place, number in enumerate(self.wanted.values()):
             asked.metrics[place].metricId = number
         nvml.nvmlGpmMetricsGet(asked)
-        for place, key in enumerate(self._wanted):
+        for place, key in enumerate(self.wanted):
             metric = asked.metrics[place]
             if metric.nvmlReturn == nvml.NVML_SUCCESS:
                 yield key, float(metric.value)

@@ -30,7 +30,7 @@ THREADS: Final = 4
 WAITING: Final = 32
 """Connections that wait for a thread; more are closed at once."""
 
-SECONDS: Final = 10.0
+SECONDS: Final = 5.0
 """Longest silence on a connection."""
 
 _OPENMETRICS: Final = "application/openmetrics-text"

@@ -5,14 +5,14 @@ thread of the GPU's own with a deadline, so that a GPU that hangs costs its own 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from nodeagent.exporter.gpm import METRICS, TRAFFIC, GpmSamples
 from nodeagent.nvml.guard import Lane
 from nodeagent.nvml.port import GpuLostError, NvmlError, NvmlMissingError
-from nodeagent.nvml.snapshot import Gpu, MigDevice
+from nodeagent.nvml.snapshot import Gpu
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class PynvmlTelemetry:
             recovery = self._read_fields(gpu, handle, found)
             gpm = self._supports_gpm(gpu, handle)
             if gpu.mig_enabled:
-                instances = dict(self._instances(gpu, handle, gpm))
+                instances = self._instances(gpu, handle, gpm)
                 if gpm and self._traffic:
                     self._read_gpm(gpu, handle, None, TRAFFIC, found)
             else:
@@ -119,6 +119,9 @@ class PynvmlTelemetry:
                     self._read_gpm(gpu, handle, None, {**METRICS, **(TRAFFIC if self._traffic else {})}, found)
         except nvml.NVMLError as error:
             raise self._error(gpu, error) from error
+        gone = [key for key in list(self._gpm) if key[0] == gpu.uuid and key[1] is not None and key[1] not in instances]
+        for key in gone:
+            self._gpm.pop(key).free()
         return Reading(found, instances, gpm, recovery)
 
     def keep(self, uuids: Sequence[str]) -> None:
@@ -206,30 +209,34 @@ class PynvmlTelemetry:
         if memory is not None and memory.total:
             found.update({key: getattr(memory, name) for key, name in _SHARED_MEMORY.items()})
 
-    def _instances(self, gpu: Gpu, handle: Any, gpm: bool) -> Sequence[tuple[int, Values]]:
+    def _instances(self, gpu: Gpu, handle: Any, gpm: bool) -> dict[int, Values]:
         """Measure every GPU instance once, however many compute instances it has: they share its memory."""
-        first: dict[int, MigDevice] = {}
-        for mig in gpu.migs:
-            first.setdefault(mig.gi, mig)
-        measured: list[tuple[int, Values]] = []
-        for gi, mig in sorted(first.items()):
+        measured: dict[int, Values] = {}
+        for device, gi in self._first_of_each(handle):
             found: dict[str, float] = {}
-            device = self._optional(self._nvml.nvmlDeviceGetHandleByUUID, mig.uuid)
-            if device is not None:
-                self._read_memory(device, found)
+            self._read_memory(device, found)
             if gpm:
                 self._read_gpm(gpu, handle, gi, METRICS, found)
-            measured.append((gi, found))
-        gone = [key for key in list(self._gpm) if key[0] == gpu.uuid and key[1] is not None and key[1] not in first]
-        for key in gone:
-            self._gpm.pop(key).free()
+            measured[gi] = found
         return measured
+
+    def _first_of_each(self, handle: Any) -> Iterator[tuple[Any, int]]:
+        """Yield one MIG device of every GPU instance; what is not there any more is passed over."""
+        nvml, seen = self._nvml, set[int]()
+        for index in range(self._optional(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            device = self._optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            gi = self._optional(nvml.nvmlDeviceGetGpuInstanceId, device) if device is not None else None
+            if gi is not None and gi not in seen:
+                seen.add(gi)
+                yield device, gi
 
     def _read_gpm(
         self, gpu: Gpu, handle: Any, gi: int | None, wanted: Mapping[str, int], found: dict[str, float]
     ) -> None:
         samples = self._gpm.get((gpu.uuid, gi))
-        if samples is None:
+        if samples is None or samples.wanted != wanted:
+            if samples is not None:
+                samples.free()
             samples = self._gpm[gpu.uuid, gi] = GpmSamples(self._nvml, wanted)
         counted = self._optional(samples.take, handle, gi)
         if counted:

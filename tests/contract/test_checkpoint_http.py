@@ -215,6 +215,7 @@ async def test_endpoint_that_is_not_the_pods_own_is_never_called(endpoint: str, 
         ("10.1.2.3:8471", "10.1.2.3", (), "http://10.1.2.3:8471/v1/checkpoint"),
         ("https://10.1.2.3/", "10.1.2.3", (), "https://10.1.2.3/v1/checkpoint"),
         ("http://10.9.9.9:8471", "10.1.2.3", ("10.9.0.0/16",), "http://10.9.9.9:8471/v1/checkpoint"),
+        ("http://127.0.0.1:8471", "10.1.2.3", ("127.0.0.0/8",), "http://127.0.0.1:8471/v1/checkpoint"),
     ],
 )
 async def test_pods_own_address_and_allowed_networks_are_called(

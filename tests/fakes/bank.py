@@ -113,6 +113,7 @@ class FakeBank:
             notifier=simulated.notices,
             terms=lambda: self.terms.now,
             now=lambda: datetime.now(UTC),
+            leases=simulated.leases,
             resync=timedelta(seconds=2),
         )
         self._workers: tuple[Worker, ...] = ()

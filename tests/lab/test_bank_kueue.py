@@ -10,7 +10,7 @@ from tests.contract.bank_suite import BankSuite
 from tests.support.bank import Bank
 from tests.support.running import RunningBank
 
-pytestmark = [pytest.mark.temporal, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.temporal, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
 
 class TestKueue(BankSuite):

@@ -18,7 +18,7 @@ from tests.support import paced
 from tests.support.bank import Bank
 from tests.support.running import RunningBank
 
-pytestmark = [pytest.mark.temporal, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.temporal, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
 PACED = Path(paced.__file__)
 STEPS = 300

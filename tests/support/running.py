@@ -15,6 +15,7 @@ from gpubank.lab.bank import LabBank, install
 from gpubank.settings import TemporalSettings
 from tests.contract.kueue_world import kueue_world
 from tests.support.bank import Bank
+from tests.support.restricted import restrict
 from workflows import attributes
 
 
@@ -53,7 +54,7 @@ async def _leave(bank: Bank, stack: AsyncExitStack) -> None:
 
 @asynccontextmanager
 async def running_bank(lab: Lab, ledger_url: str, folder: Path) -> AsyncIterator[RunningBank]:
-    """Install the bank in a lab and run it until the block ends."""
+    """Install the bank in a lab and run it until the block ends, with the rights of its manifests and no others."""
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(install, lab)
         server = await stack.enter_async_context(
@@ -62,6 +63,7 @@ async def running_bank(lab: Lab, ledger_url: str, folder: Path) -> AsyncIterator
         client = await connected(server.address)
         ledger = await stack.enter_async_context(await SqlLedger.open(ledger_url))
         processes = LabBank(lab, temporal=server.address, ledger=ledger_url, folder=folder)
+        await asyncio.to_thread(restrict, lab, processes)
         stack.push_async_callback(asyncio.to_thread, processes.stop)
         await asyncio.to_thread(processes.start)
         bank = RunningBank(lab, processes, client, ledger)

@@ -1,5 +1,6 @@
-"""Records histories and fingerprints: `python -m tests.workflows.record [histories] [fingerprints] [--unreleased]`.
+"""Records histories and fingerprints: `python -m tests.workflows.record [WHAT ...] [--unreleased]`.
 
+WHAT is `histories` (Loans and Reclaims), `upkeep` (heartbeats and sweeps) or `fingerprints`; all of it by default.
 Fingerprints are written only when a new `workflow.patched` guards what has changed; `--unreleased` says that no
 workflow of a released version runs anywhere.
 """
@@ -14,10 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from activities.interfaces import BANK_QUEUE
 from gpubank.client import BankClient
 from gpubank.domain.facts import WorkloadFacts
+from gpubank.domain.failsafe import heartbeat_id
 from gpubank.domain.policy import Approval, OnCheckpointFailure
 from gpubank.domain.recall import Decision, Extension, LoanPhase, ReclaimPhase
+from gpubank.domain.sweep import SweepInput
 from gpubank.embedded.devserver import DevServer
 from gpubank.exit import clean_exit
 from tests.fakes.bank import FakeBank, fake_bank
@@ -25,6 +29,7 @@ from tests.fakes.trainer import Mood
 from tests.workflows import fingerprints
 from tests.workflows.conftest import connected
 from workflows import attributes
+from workflows.sweep import SweepWorkflow
 
 HISTORIES: Final = Path(__file__).parent / "histories"
 
@@ -145,6 +150,25 @@ async def record_histories() -> None:
                 await keep(bank.client, f"reclaim-{scene.__name__}", bank.reclaim("serving"))
 
 
+async def record_upkeep() -> None:
+    """Keep the history of a heartbeat that was ended, and of a sweep that found its work undone."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = DevServer(folder, search_attributes=attributes.KINDS, persistent=False)
+        await stack.enter_async_context(server)
+        client = await connected(server.address)
+        bank = await stack.enter_async_context(fake_bank(client, {"research": 8, "serving": 8}))
+        await client.start_heartbeat(bank.cluster, bank.pool, every=timedelta(milliseconds=300))
+        await asyncio.sleep(3)
+        await client.end_heartbeat(bank.cluster, bank.pool)
+        name = heartbeat_id(bank.cluster, bank.pool)
+        await client.temporal.get_workflow_handle(name).result()
+        await keep(client, "heartbeat-ended", name)
+        sweep = SweepInput(cluster=bank.cluster, settle=timedelta(milliseconds=100))
+        await client.temporal.execute_workflow(SweepWorkflow.run, sweep, id="sweep/local-1", task_queue=BANK_QUEUE)
+        await keep(client, "sweep-heartbeat_missing", "sweep/local-1")
+
+
 async def keep(client: BankClient, name: str, workflow_id: str) -> None:
     """Write the history of a workflow among those that are replayed."""
     history = await client.temporal.get_workflow_handle(workflow_id).fetch_history()
@@ -177,10 +201,16 @@ def record_fingerprints(*, unreleased: bool) -> int:
 
 def main(arguments: list[str]) -> None:
     """Record what is asked for; everything where nothing is named."""
-    what = {argument for argument in arguments if not argument.startswith("-")} or {"histories", "fingerprints"}
+    what = {argument for argument in arguments if not argument.startswith("-")} or {
+        "histories",
+        "upkeep",
+        "fingerprints",
+    }
     code = 0
     if "histories" in what:
         asyncio.run(record_histories())
+    if "upkeep" in what:
+        asyncio.run(record_upkeep())
     if "fingerprints" in what:
         code = record_fingerprints(unreleased="--unreleased" in arguments)
     clean_exit(code)

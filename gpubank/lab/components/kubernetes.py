@@ -25,6 +25,20 @@ def _program(name: str) -> GoProgram:
     )
 
 
+AUDIT_POLICY = """\
+# What software under a service account of its own asks for, and nothing of the cluster's own parts: so an installation
+# can be held against the rights that it was given.
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+omitManagedFields: true
+rules:
+  - {level: None, userGroups: ["system:serviceaccounts:kube-system"]}
+  - {level: Metadata, userGroups: ["system:serviceaccounts"]}
+  - {level: None}
+"""
+
+
 def _api_server(context: Context) -> list[str]:
     own, trusted = context.certificate("kube-apiserver"), context.authority.certificate
     etcd, tokens = context.certificate("kube-apiserver-etcd"), context.authority.key_pair("service-accounts")
@@ -44,6 +58,8 @@ def _api_server(context: Context) -> list[str]:
         f"--client-ca-file={trusted}",
         "--authorization-mode=RBAC",
         "--anonymous-auth=false",
+        f"--audit-policy-file={context.written('audit-policy.yaml', AUDIT_POLICY)}",
+        f"--audit-log-path={context.log('audit')}",
         f"--service-account-issuer=https://kubernetes.default.svc.{context.name}.lab",
         f"--service-account-key-file={tokens.certificate}",
         f"--service-account-signing-key-file={tokens.key}",

@@ -18,6 +18,7 @@ from gpubank.metadata.channel import may_watch, requested_node
 from gpubank.metadata.seal import MAGIC, Opener, Sealer, SealError
 from tests.unit.nodeagent_attribution.worlds import GPU, KEY, NOW, a_snapshot, a_store, an_opener, sealed, told
 
+DEVICES = {"d/p/gpu-0": GPU}
 FULL = a_snapshot(
     told("u1", model="llama", queue="h100-borrow"), told("u2", name="train-1"), devices={"d/p/gpu-0": GPU}
 )

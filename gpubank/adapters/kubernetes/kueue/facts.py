@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from gpubank.adapters.kubernetes.kinds import Object
@@ -60,44 +61,71 @@ class PoolReader:
     def __init__(self, cluster: str, pool: str) -> None:
         self._cluster = cluster
         self._pool = pool
-        self._workloads: dict[str, tuple[tuple[object, ...], WorkloadFacts]] = {}
+        self._sums: dict[str, _Sums] = {}
+        self._workloads: dict[str, _Made] = {}
         self._nodes: dict[str, tuple[tuple[object, ...], NodeFacts]] = {}
+        self._seats: dict[str, tuple[Object, Seat | None]] = {}
+        self._queues: dict[str, tuple[tuple[object, ...], QueueFacts]] = {}
 
     def read(self, seen: Seen, *, at: datetime) -> PoolFacts:
         """Return the pool's facts."""
-        seats = {name: Seat(*seat) for name, body in seen.queues.items() if (seat := queues.side_of(body))}
+        seats = self._read_seats(seen.queues)
         resource = next((name for body in seen.queues.values() if (name := queues.resource_of(body))), "")
         pods = [pod for pod in seen.pods if pod.requests.get(resource)]
         staff = _Staff(pods)
         known, self._workloads = self._workloads, {}
+        sums, self._sums = self._sums, {}
         reserved = defaultdict[str, int](int)
         for entry in seen.workloads:
-            queue = entry.cluster_queue if entry.reserved else seen.local_queues.get((entry.namespace, entry.queue), "")
+            held = sums.get(entry.uid)
+            if held is None or held.entry is not entry or held.resource != resource:
+                held = _Sums(entry, resource, entry.reserved, entry.gpus(resource), entry.declares(resource))
+            self._sums[entry.uid] = held
+            queue = entry.cluster_queue if held.reserved else seen.local_queues.get((entry.namespace, entry.queue), "")
             if queue not in seats:
                 continue
-            if entry.reserved:
-                reserved[queue] += entry.gpus(resource)
-            if entry.declares(resource) and not _long_finished(entry, at):
+            if held.reserved:
+                reserved[queue] += held.gpus
+            if held.declared and not _long_finished(entry, at):
                 case = _Case(entry, seats[queue], resource, staff.of(entry), _jobs(entry, seen.jobs), _wait(entry, at))
-                before = known.get(entry.uid)
-                facts = before[1] if before and before[0] == case else _workload(case)
-                self._workloads[entry.uid] = (case, facts)
+                made = known.get(entry.uid)
+                if made is None or made.case != case:
+                    facts = _workload(case)
+                    made = _Made((facts.created_at, facts.key.uid), case, facts)
+                self._workloads[entry.uid] = made
         return PoolFacts(
             cluster=self._cluster,
             pool=self._pool,
             at=at,
-            queues=tuple(
-                _queue(name, seats[name], seen.queues[name], reserved[name], seen.fenced) for name in sorted(seats)
-            ),
-            workloads=tuple(
-                sorted(
-                    (facts for _, facts in self._workloads.values()), key=lambda each: (each.created_at, each.key.uid)
-                )
-            ),
+            queues=self._read_queues(seen, seats, reserved),
+            workloads=tuple(made.facts for made in sorted(self._workloads.values(), key=itemgetter(0))),
             nodes=self._read_nodes(seen, pods, resource),
             fail_safe_epoch=queues.fail_safe_epoch(seen.cohort),
             fail_safe_since=queues.fail_safe_since(seen.cohort),
         )
+
+    def _read_seats(self, bodies: Mapping[str, Object]) -> dict[str, Seat]:
+        known, self._seats = self._seats, {}
+        for name, body in bodies.items():
+            before = known.get(name)
+            if before is None or before[0] is not body:
+                seat = queues.side_of(body)
+                before = (body, Seat(*seat) if seat else None)
+            self._seats[name] = before
+        return {name: seat for name, (_, seat) in self._seats.items() if seat is not None}
+
+    def _read_queues(
+        self, seen: Seen, seats: Mapping[str, Seat], reserved: Mapping[str, int]
+    ) -> tuple[QueueFacts, ...]:
+        known, self._queues = self._queues, {}
+        for name in sorted(seats):
+            body, held = seen.queues[name], reserved.get(name, 0)
+            case = (held, seen.fenced.get(name, queues.NO_STAMP))
+            before = known.get(name)
+            if before is None or before[0][0] is not body or before[0][1:] != case:
+                before = ((body, *case), _queue(name, seats[name], body, held, seen.fenced))
+            self._queues[name] = before
+        return tuple(facts for _, facts in self._queues.values())
 
     def _read_nodes(self, seen: Seen, pods: Iterable[PodEntry], resource: str) -> tuple[NodeFacts, ...]:
         wanted = (seen.flavor["spec"].get("nodeLabels") or {}) if seen.flavor else {}
@@ -117,6 +145,24 @@ class PoolReader:
                 before = (case, NodeFacts(name=node.name, gpus=gpus, used=in_use, ready=ready))
             self._nodes[node.name] = before
         return tuple(facts for _, facts in self._nodes.values())
+
+
+class _Sums(NamedTuple):
+    """What one entry adds up to."""
+
+    entry: WorkloadEntry
+    resource: str
+    reserved: bool
+    gpus: int
+    declared: bool
+
+
+class _Made(NamedTuple):
+    """Facts of one Workload, and what they were made of."""
+
+    order: tuple[datetime, str]
+    case: "_Case"
+    facts: WorkloadFacts
 
 
 class _Case(NamedTuple):
@@ -159,6 +205,11 @@ class _Staff:
 
     def of(self, entry: WorkloadEntry) -> tuple[PodEntry, ...]:
         """Return a Workload's pods, however Kueue's integration ties them to it."""
+        if len(entry.owners) == 1 and (entry.namespace, entry.name) not in self._by_workload:
+            uid = entry.owners[0].uid
+            owned = self._by_owner.get(uid, ())
+            if len(owned) < 2 and uid not in self._by_uid:
+                return tuple(owned)
         found: dict[str, PodEntry] = {}
         for owner in entry.owners:
             if owner.uid in self._by_uid:

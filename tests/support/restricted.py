@@ -1,0 +1,151 @@
+"""The bank's processes beside a lab under service accounts of their own, with the rights that the manifests grant.
+
+manifests/base/*/{serviceaccount,rbac}.yaml ─▶ lab
+TokenRequest ─▶ kubeconfig ─▶ settings file ─▶ process          audit log ─▶ what each one asked for
+"""
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from gpubank.lab import Lab
+from gpubank.lab.access import documents, namespace
+from gpubank.lab.bank import SYSTEM_NAMESPACE, BankProcess, LabBank
+
+BASE: Final = Path(__file__).parents[2] / "manifests" / "base"
+PROCESSES: Final = ("worker", "controller", "watchdog")
+_TOKEN_SECONDS: Final = 24 * 3600
+
+
+class Right(NamedTuple):
+    """One verb on one resource; `namespace` is empty where a ClusterRole grants it."""
+
+    process: str
+    group: str
+    resource: str
+    verb: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        place = f" in {self.namespace}" if self.namespace else ""
+        return f"{self.process}: {self.verb} {self.resource}{'.' if self.group else ''}{self.group}{place}"
+
+
+class Call(NamedTuple):
+    """One call of the audit log."""
+
+    process: str
+    group: str
+    resource: str
+    verb: str
+    namespace: str
+    name: str
+    code: int
+
+
+def manifests(process: str) -> list[dict[str, Any]]:
+    """Return the service account of a process and its rights."""
+    return [body for file in ("serviceaccount.yaml", "rbac.yaml") for body in documents(BASE / process / file)]
+
+
+def restrict(lab: Lab, bank: LabBank) -> None:
+    """Grant what the manifests grant and have worker and controller run with that and nothing else."""
+    lab.apply([namespace("kueue-system"), *(body for process in PROCESSES for body in manifests(process))])
+    bank.worker, bank.controller = (
+        BankProcess(name, _settings(bank, name, kubeconfig(lab, name, bank.folder / name)))
+        for name in ("worker", "controller")
+    )
+
+
+def kubeconfig(lab: Lab, process: str, folder: Path) -> Path:
+    """Write a kubeconfig with a token of the process's service account."""
+    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/gpubank-{process}/token"
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": _TOKEN_SECONDS},
+    }
+    with lab.api() as api:
+        token = api.request("POST", path, json=body)["status"]["token"]
+    config = yaml.safe_load(lab.kubeconfig.read_text())
+    config["users"] = [{"name": process, "user": {"token": token}}]
+    config["contexts"][0]["context"]["user"] = process
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = folder / "kubeconfig"
+    written.write_text(yaml.safe_dump(config))
+    return written
+
+
+def _settings(bank: LabBank, process: str, config: Path) -> Path:
+    settings = yaml.safe_load(bank.settings.read_text())
+    settings["cluster"]["kubeconfig"] = str(config)
+    settings["observability"] = {"port": _free_port()}
+    written = config.with_name("gpubank.yaml")
+    written.write_text(yaml.safe_dump(settings))
+    return written
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def port(bank: LabBank, process: str) -> int:
+    """Return the port at which a restricted process answers to probes."""
+    settings = yaml.safe_load((bank.folder / process / "gpubank.yaml").read_text())
+    return int(settings["observability"]["port"])
+
+
+# ---- granted and used
+
+
+def granted(process: str) -> set[Right]:
+    """Return every right that the manifests grant a process."""
+    return {
+        Right(process, group, resource, verb, body["metadata"].get("namespace", ""))
+        for body in manifests(process)
+        if body["kind"] in ("Role", "ClusterRole")
+        for rule in body["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def calls(lab: Lab) -> Iterator[Call]:
+    """Read what the bank's service accounts asked for, from the API server's audit log."""
+    prefix = f"system:serviceaccount:{SYSTEM_NAMESPACE}:gpubank-"
+    with lab.log("audit").open(encoding="utf-8") as lines:
+        for line in lines:
+            event = json.loads(line)
+            user = event["user"]["username"]
+            if user.startswith(prefix) and "objectRef" in event:
+                yield _call(user.removeprefix(prefix), event)
+
+
+def _call(process: str, event: Mapping[str, Any]) -> Call:
+    about = event["objectRef"]
+    resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
+    return Call(
+        process,
+        about.get("apiGroup", ""),
+        resource,
+        event["verb"],
+        about.get("namespace", ""),
+        about.get("name", ""),
+        int((event.get("responseStatus") or {}).get("code", 0)),
+    )
+
+
+def used(right: Right, made: set[Call]) -> bool:
+    """Whether one of the calls needed this very right."""
+    return any(
+        (call.process, call.group, call.resource, call.verb) == (right.process, right.group, right.resource, right.verb)
+        and (not right.namespace or call.namespace == right.namespace)
+        for call in made
+    )
