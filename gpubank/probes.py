@@ -75,11 +75,11 @@ async def serving(settings: ObservabilitySettings, probes: Probes) -> AsyncItera
     if not settings.port:
         yield 0
         return
-    runner = web.AppRunner(_application(probes), access_log=None, handle_signals=False)
+    runner = web.AppRunner(_application(probes), access_log=None, handle_signals=False, shutdown_timeout=1)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, settings.address, settings.port, shutdown_timeout=1).start()
+            await web.TCPSite(runner, settings.address, settings.port).start()
         except OSError as error:
             raise BackendError(
                 f"observability.port {settings.port} of {settings.address!r} cannot be had: {error.strerror};"

@@ -35,6 +35,8 @@ def index() -> str:
             "",
             "What people type: [the command line](cli.md).",
             "",
+            "What is scraped: [the metrics](metrics.md) of controller, worker and watchdog.",
+            "",
         )
     )
 

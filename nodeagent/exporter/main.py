@@ -12,6 +12,7 @@ from typing import Final
 
 from gpubank.domain.errors import BankError
 from nodeagent.exporter.apart import read_apart
+from nodeagent.exporter.wiring import exporter
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,6 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.set())
     try:
         settings, rulebook = read_apart(arguments.config)
-        from nodeagent.exporter.wiring import exporter  # after the fork, for gRPC does not survive one
-
         running = exporter(settings, rulebook)
     except BankError as error:
         sys.stderr.write(f"gpubank-exporter: {error}\n")

@@ -3,9 +3,11 @@
 import gzip
 import http.client
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,10 +57,7 @@ class Running:
 
 
 @pytest.fixture
-def running(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    import shutil
-    import tempfile
-
+def running(nvml_library: Path) -> Iterator[Running]:
     folder = Path(tempfile.mkdtemp(prefix="gpb-"))
     try:
         with bench.running(folder, 0.3) as (process, port, sockets):

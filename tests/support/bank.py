@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.client import BankClient
-from gpubank.decide import compile as compiler
 from gpubank.domain.base import API_VERSION
 from gpubank.domain.books import Books
 from gpubank.domain.contract import (
@@ -31,12 +30,10 @@ from gpubank.domain.facts import PoolFacts, WorkloadFacts
 from gpubank.domain.loan import Line, LineState
 from gpubank.domain.recall import LoanPhase, LoanState, ReclaimState, loan_id, reclaim_id
 from tests.contract.world import DeploymentRequest, JobRequest, World, job_of, pods_of
+from tests.support.audit import Auditor, drift, story, unbacked
 
 LOOK: Final = 0.1
 """Seconds between two looks at the books and processes."""
-
-AUDIT: Final = 0.03
-"""Seconds between two looks of the audit at the quotas."""
 
 PATIENCE: Final = 60.0
 """Longest wait for one thing, in seconds, on a machine that does much else; most take one or two."""
@@ -71,9 +68,7 @@ class Bank:
         self.policies: dict[str, dict[str, Any]] = {}
         self._limits: dict[str, str] = dict(LIMITS)
         self._shares: dict[str, int] = {}
-        self._auditor: asyncio.Task[None] | None = None
-        self._violations: list[str] = []
-        self._forbidden: list[tuple[Callable[[PoolFacts], object], str]] = []
+        self._auditor: Auditor | None = None
         self._jobs: list[tuple[str, str]] = []
         self._deployments: list[tuple[str, str]] = []
         self._gates = itertools.count(1)
@@ -108,7 +103,7 @@ class Bank:
             )
             await self._write_policy(group)
         await self.until(self._in_force, "every guarantee is in force")
-        self._auditor = asyncio.create_task(self._audit())
+        self._auditor = Auditor(self.world, self.capacity)
 
     async def edit(self, group: str, **changes: Any) -> None:
         """Change a policy, as its owner would."""
@@ -157,7 +152,7 @@ class Bank:
         wanted = {self.name(group): policy["guaranteed"] for group, policy in self.policies.items()}
         laid_out = {queue.group for queue in facts.queues} == set(wanted)
         agreed = all(books.guarantee(group).in_force == gpus for group, gpus in wanted.items())
-        return laid_out and agreed and not await self._drift()
+        return laid_out and agreed and not drift(books, facts)
 
     # ---- work
 
@@ -350,20 +345,12 @@ class Bank:
     @contextlib.asynccontextmanager
     async def forbidden(self, happens: Callable[[PoolFacts], object], what: str) -> AsyncIterator[None]:
         """See that something does not happen while the block runs."""
+        assert self._auditor is not None
         rule = happens, what
-        self._forbidden.append(rule)
+        self._auditor.forbidden.append(rule)
         yield
-        self._forbidden.remove(rule)
-        assert self._violations == [], f"{self._violations}\n{await self.story()}"
-
-    async def never(self, happens: Callable[[PoolFacts], object], seconds: float, what: str) -> None:
-        """See that something does not happen for a while."""
-        clock = asyncio.get_running_loop()
-        end = clock.time() + seconds
-        while clock.time() < end:
-            if happens(await self.facts()):
-                raise AssertionError(f"{what}\n{await self.story()}")
-            await asyncio.sleep(LOOK)
+        self._auditor.forbidden.remove(rule)
+        assert self._auditor.violations == [], f"{self._auditor.violations}\n{await self.story()}"
 
     # ---- the audit
 
@@ -371,9 +358,9 @@ class Bank:
         """See all at rest, then judge the books, the quotas and the ledger: whatever happened, they must agree."""
 
         async def rests() -> bool:
-            books = await self.books()
+            books, facts = await self.books(), await self.facts()
             quiet = not any(demand.state in LIVE for demand in books.demands)
-            return quiet and not await self._drift() and not await self._unbacked() and all(map(_at_rest, books.lines))
+            return quiet and not drift(books, facts) and not unbacked(books, facts) and all(map(_at_rest, books.lines))
 
         await self.until(rests, "the pool is at rest, its quotas are those of the books, and loans back every borrower")
         books, facts = await self.books(), await self.facts()
@@ -387,72 +374,19 @@ class Bank:
             assert books.borrowed(name) <= policy.get("borrowLimit", self.capacity - policy["guaranteed"])
         report = await self.ledger.verify()
         assert report.ok, report.findings
-        assert self._violations == []
-
-    async def _drift(self) -> dict[str, tuple[int, int]]:
-        """Return the queues whose quota is not what the books say: what it is, and what it should be."""
-        wanted = {key: gpus for key, gpus in compiler.nominals(await self.books()).items() if gpus}
-        found = {(queue.group, queue.kind): queue.nominal for queue in (await self.facts()).queues}
-        return {
-            f"{group}/{kind}": (found.get((group, kind), -1), wanted.get((group, kind), 0))
-            for group, kind in wanted.keys() | found.keys()
-            if found.get((group, kind), -1) != wanted.get((group, kind), 0)
-        }
-
-    async def _unbacked(self) -> dict[str, tuple[int, int]]:
-        """Return the running borrow jobs that other loans back than they use."""
-        books, facts = await self.books(), await self.facts()
-        borrowers = [each for each in facts.workloads if each.kind is Side.BORROW and each.reserved]
-        found = {each.key.job: (each.gpus, sum(x.gpus for x in books.lines_of(each.key.uid))) for each in borrowers}
-        return {job: (uses, has) for job, (uses, has) in found.items() if uses != has}
-
-    async def _audit(self) -> None:
-        """Watch what must hold at every moment."""
-        while True:
-            with contextlib.suppress(BankError):
-                facts = await self.facts()
-                total = sum(queue.nominal for queue in facts.queues)
-                if total > self.capacity:
-                    quotas = {queue.name: queue.nominal for queue in facts.queues}
-                    self._violations.append(f"quotas of {total} in a pool of {self.capacity}: {quotas}")
-                self._violations += [what for happens, what in self._forbidden if happens(facts)]
-            await asyncio.sleep(AUDIT)
+        assert self._auditor is not None
+        assert self._auditor.violations == []
 
     async def story(self) -> str:
         """Everything that helps to understand a failed scenario."""
-        books, facts = await self.books(), await self.facts()
-        rows = ["committed:"]
-        rows += [
-            f"  {event.at:%H:%M:%S.%f} {event.actor}: {event.detail.get('note')}"
-            for event in reversed(await self.ledger.audit(limit=400))
-            if self.world.pool in event.subject and event.action == "Committed"
-        ]
-        rows += ["guarantees:"] + [f"  {g.group} {g.in_force} releasing {g.releasing}" for g in books.guarantees]
-        rows += ["open lines:"] + [f"  {x.line_id} {x.lender}->{x.borrower} {x.gpus} {x.state}" for x in books.lines]
-        rows += ["demands:"] + [
-            f"  {d.demand_id} {d.state} idle={d.idle} of {d.gpus}: {d.reason}" for d in books.demands
-        ]
-        rows += [f"drift: {await self._drift()}", f"unbacked: {await self._unbacked()}"]
-        rows += ["queues:"] + [f"  {q.name} {q.reserved}/{q.nominal} {q.stamp} {q.fenced}" for q in facts.queues]
-        rows += ["workloads:"]
-        for w in facts.workloads:
-            state = f"active={w.active} reserved={w.reserved} placed={w.placed} finished={w.finished} {w.wait}"
-            rows.append(f"  {w.key.job} of {w.group} {w.kind} {w.gpus}: {state} evicted={w.evicted!r} mark={w.mark}")
-            with contextlib.suppress(BankError):
-                loan = await self.client.loan_state(loan_id(self.world.cluster, w.key.uid))
-                rows.append(f"    loan {loan.phase} term {loan.term}: {loan.note}")
-        for group in self.policies:
-            with contextlib.suppress(BankError):
-                rows += [f"  reclaim of {group}: {demand!r}" for demand in (await self.reclaim(group)).demands]
-        return "\n".join(rows)
+        return await story(self.world, self.ledger, self.client, map(self.name, self.policies))
 
     # ---- the end
 
     async def stop_auditing(self) -> None:
         """End what watches in the background."""
         if self._auditor is not None:
-            self._auditor.cancel()
-            await asyncio.gather(self._auditor, return_exceptions=True)
+            await self._auditor.stop()
 
     async def leave(self) -> None:
         """Delete everything of the scenario, as users would, and see the bank let it go."""

@@ -12,7 +12,8 @@ from gpubank.domain.facts import Mark, PoolFacts
 from gpubank.domain.loan import LineState, WorkloadKey
 from gpubank.domain.pool import OnOverdue
 from gpubank.domain.transaction import DemandChange, DemandOpening, Transaction
-from tests.unit.decide.model import CLUSTER, HOOKED, NOW, POOL, Model, group_terms, pool_terms
+from tests.unit.decide.model import Model
+from tests.unit.decide.parts import CLUSTER, HOOKED, NOW, POOL, group_terms, pool_terms
 
 OWN, BORROW = Side.OWN, Side.BORROW
 

@@ -10,7 +10,8 @@ from typer.testing import Result
 
 from gpubank.domain.errors import PolicyError
 from gpubank.domain.recall import Decision, Extension
-from tests.unit.cli.bench import Bench, at, loan
+from tests.unit.cli.bench import Bench
+from tests.unit.cli.records import at, loan
 
 Call = Callable[..., Result]
 Golden = Callable[[str, str], None]

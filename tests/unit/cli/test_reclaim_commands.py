@@ -9,7 +9,8 @@ from typer.testing import Result
 
 from gpubank.domain.errors import BackendError, PolicyError
 from gpubank.domain.recall import Decision, LoanOutcome, ReclaimPhase
-from tests.unit.cli.bench import DEMAND, RECLAIM, Bench, reclaim_state
+from tests.unit.cli.bench import Bench
+from tests.unit.cli.records import DEMAND, RECLAIM, reclaim_state
 
 Call = Callable[..., Result]
 Golden = Callable[[str, str], None]

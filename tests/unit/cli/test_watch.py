@@ -8,7 +8,8 @@ from typer.testing import Result
 
 from gpubank.cli import watch
 from gpubank.domain.recall import LoanPhase
-from tests.unit.cli.bench import Bench, loan
+from tests.unit.cli.bench import Bench
+from tests.unit.cli.records import loan
 
 Call = Callable[..., Result]
 Act = Callable[[], None]

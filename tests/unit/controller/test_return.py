@@ -188,7 +188,9 @@ async def test_a_job_that_came_in_by_itself_is_adopted_since_its_admission(scene
     await scene.check()
 
 
-async def test_a_job_that_came_and_went_is_billed_for_what_it_ran_if_it_ended_before_the_bank_came(scene: Scene) -> None:
+async def test_a_job_that_came_and_went_is_billed_for_what_it_ran_if_it_ended_before_the_bank_came(
+    scene: Scene,
+) -> None:
     await lent(scene)
     await scene.dead(AFTER + 10)
     scene.cluster.finish_job("loan", "team-a")

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gpubank.domain.contract import Side
 from gpubank.domain.loan import MOVES, LineState
 from gpubank.domain.pool import Freeze
-from tests.unit.decide.model import HOOKED, RETRYABLE, Model, group_terms, pool_terms
+from tests.unit.decide.model import Model
+from tests.unit.decide.parts import HOOKED, RETRYABLE, group_terms, pool_terms
 
 GROUPS = ("a", "b", "c")
 CAPACITY = 24

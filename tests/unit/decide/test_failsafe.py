@@ -12,7 +12,7 @@ from gpubank.domain.contract import Side
 from gpubank.domain.failsafe import Begin, CohortFacts, CohortQueue, End, Enter, FailSafeWrite, Lend
 from gpubank.domain.pool import Freeze
 from gpubank.domain.terms import PoolTerms
-from tests.unit.decide.model import NOW, POOL, group_terms, pool_terms
+from tests.unit.decide.parts import NOW, POOL, group_terms, pool_terms
 
 TERMS = pool_terms(group_terms("a", 16, borrow_limit=8), group_terms("b", 16, borrow_limit=24), capacity=40)
 

@@ -12,7 +12,7 @@ from gpubank.domain.books import Books, Guarantee
 from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.failsafe import Beat
 from gpubank.domain.pool import Freeze
-from tests.unit.decide.model import CLUSTER, NOW, POOL, group_terms, pool_terms
+from tests.unit.decide.parts import CLUSTER, NOW, POOL, group_terms, pool_terms
 
 TERMS = pool_terms(group_terms("a", 8), group_terms("b", 8), capacity=16)
 SECOND = timedelta(seconds=1)

@@ -10,7 +10,8 @@ from gpubank.domain.facts import Mark
 from gpubank.domain.loan import SURPLUS, LineState
 from gpubank.domain.policy import PreemptClass
 from gpubank.domain.pool import Freeze
-from tests.unit.decide.model import HOOKED, NOW, Model, group_terms, pool_terms
+from tests.unit.decide.model import Model
+from tests.unit.decide.parts import HOOKED, NOW, group_terms, pool_terms
 
 OWN, BORROW = Side.OWN, Side.BORROW
 

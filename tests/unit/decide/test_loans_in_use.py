@@ -7,7 +7,8 @@ import pytest
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import Mark
 from gpubank.domain.pool import Freeze
-from tests.unit.decide.model import Model, group_terms, pool_terms
+from tests.unit.decide.model import Model
+from tests.unit.decide.parts import group_terms, pool_terms
 
 OWN, BORROW = Side.OWN, Side.BORROW
 

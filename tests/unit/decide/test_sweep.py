@@ -11,7 +11,8 @@ from gpubank.domain.loan import LineState
 from gpubank.domain.pool import Freeze
 from gpubank.domain.recall import loan_id
 from gpubank.domain.sweep import SweepKind
-from tests.unit.decide.model import CLUSTER, Model, group_terms, pool_terms
+from tests.unit.decide.model import Model
+from tests.unit.decide.parts import CLUSTER, group_terms, pool_terms
 
 OWN, BORROW = Side.OWN, Side.BORROW
 LOAN = loan_id(CLUSTER, "x")
