@@ -168,7 +168,7 @@ def measure(scrapes: int, interval: float) -> dict[str, Any]:
         with running(folder, interval) as (process, port, sockets):
             for _ in range(50):
                 scrape(port)
-            time.sleep(2 * interval + 0.5)
+            time.sleep(5 * interval + 0.5)
             warm, cpu, lists = rss_mib(process.pid), cpu_seconds(process.pid), sockets.lists
             started, times, body = time.monotonic(), [], b""
             before = _number(scrape(port)[1], "gpubank_exporter_collections_total")

@@ -98,8 +98,9 @@ def world(size: Size, now: datetime = NOW) -> World:
     for index in range(size.waiting):
         side = Side.BORROW if index % 2 else Side.OWN
         # A gang that would run if nobody else did, and own work above the guarantee.
-        asks = (size.slack + 1) * size.groups if side is Side.BORROW else max(held.values()) + SIZE
+        asks = (size.slack + SIZE) * size.groups if side is Side.BORROW else max(held.values()) + SIZE
         job = workload(f"wait-{index:06d}", names[index % size.groups], side, asks, age=index)
+        job = job.model_copy(update={"pods": asks // SIZE})
         just_now = now - timedelta(minutes=1)
         workloads.append(job.model_copy(update={"created_at": just_now, "waiting_since": just_now}))
     books = Books(

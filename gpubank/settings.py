@@ -137,6 +137,31 @@ class ObservabilitySettings(_Section):
     """Port of /metrics, /healthz and /readyz; 0 serves nothing."""
 
 
+class MetadataSettings(_Section):
+    """Where the controller tells nodes whose pods they run; needs gpubank's extra `nodeagent`."""
+
+    address: str = ""
+    """host:port to serve nodes on, as in 0.0.0.0:9413; empty serves nothing."""
+
+    certificate: Path | None = None
+    """PEM file of the server's certificate."""
+
+    key: Path | None = None
+    """PEM file of the certificate's key."""
+
+    client_authorities: Path | None = None
+    """PEM file of the authorities that sign the nodes' certificates."""
+
+    signing_key: Path | None = None
+    """PEM file of the Ed25519 key that signs snapshots."""
+
+    shared_client_name: str = ""
+    """Name in a certificate that all nodes share; empty asks each node for a certificate with its own name."""
+
+    trust_verified_fields: bool = False
+    """Whether admission, and nobody else, writes the annotation that marks a pod's fields as verified."""
+
+
 class Settings(BaseSettings):
     """Everything that a process of the bank can be told."""
 
@@ -162,6 +187,7 @@ class Settings(BaseSettings):
     controller: ControllerSettings = ControllerSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
+    metadata: MetadataSettings = MetadataSettings()
     log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 

@@ -33,9 +33,12 @@ def write_command(
 ) -> None:
     """Write manifests/crds, manifests/base/admission and docs/reference."""
     from gpubank.cli import reference  # it imports every command
+    from nodeagent.exporter import reference as exporter
 
     try:
-        changed = sorted([*write(root, check=check), *reference.write(root, check=check)])
+        changed = sorted(
+            [*write(root, check=check), *reference.write(root, check=check), *exporter.write(root, check=check)]
+        )
     except OSError as error:
         typer.echo(f"gpubank: cannot write {str(error.filename)!r}: {error.strerror}; name another --root", err=True)
         raise typer.Exit(2) from error

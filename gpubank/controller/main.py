@@ -71,6 +71,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         )
         probes = Probes(metrics.registry, live=(metrics.signs.check,), ready=(metrics.ready,))
         await stack.enter_async_context(serving(settings.observability, probes))
+        if settings.metadata.address:
+            from gpubank.controller.metadata import metadata_for_nodes  # gRPC, which not every controller has
+
+            await stack.enter_async_context(metadata_for_nodes(settings.metadata, connection, org=ledger.units))
         balancing = asyncio.create_task(_balance(ledger, metrics))
         stack.callback(balancing.cancel)
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -24,12 +25,13 @@ from gpubank.adapters.kubernetes.cache import Cache, Caches, Source
 from gpubank.adapters.kubernetes.kinds import BANK_KINDS, POD, Kind, Object
 from gpubank.decide.attribution import Limits, PodSeen, bookings, claims_of, node_metadata
 from gpubank.domain.attribution import NodeMetadata, OrgSpan
-from gpubank.domain.errors import BackendError
+from gpubank.domain.errors import BackendError, PolicyError
 from gpubank.domain.group import BusinessGroup
 from gpubank.domain.ledger import OrgUnit
 from gpubank.metadata.channel import TlsFiles
 from gpubank.metadata.seal import Sealer
 from gpubank.metadata.service import MetadataService, serving
+from gpubank.settings import MetadataSettings
 
 log = logging.getLogger(__name__)
 
@@ -262,6 +264,32 @@ async def serving_metadata(
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
+
+
+@asynccontextmanager
+async def metadata_for_nodes(
+    settings: MetadataSettings, source: Source, *, org: OrgReader | None = None
+) -> AsyncIterator[int]:
+    """The same, as the settings say. Raises PolicyError, BackendError."""
+    certificate, key, authorities, signing_key = (
+        _required(name, path)
+        for name, path in (
+            ("certificate", settings.certificate),
+            ("key", settings.key),
+            ("client_authorities", settings.client_authorities),
+            ("signing_key", settings.signing_key),
+        )
+    )
+    sync = MetadataSync(source, org=org, trust_verified=settings.trust_verified_fields)
+    tls, sealer = TlsFiles(certificate, key, authorities), Sealer.load(signing_key)
+    async with serving_metadata(sync, settings.address, tls, sealer, shared_name=settings.shared_client_name) as port:
+        yield port
+
+
+def _required(name: str, path: Path | None) -> Path:
+    if path is None:
+        raise PolicyError(f"metadata.{name} is not set: nodes are served over mutual TLS only; name a PEM file")
+    return path
 
 
 async def _watch(sync: MetadataSync) -> None:

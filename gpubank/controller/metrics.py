@@ -8,6 +8,7 @@ import time
 from collections import Counter as Count
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -106,6 +107,9 @@ class ControllerMetrics(Collector):
         self.signs.forget(_loop(pool))
         self._turns.pop(pool, None)
         self._failing.discard(pool)
+        for family in (self._turn, self._turn_failures):
+            with suppress(KeyError):  # it may have had no turn
+                family.remove(pool)
 
     def posting_failed(self) -> None:
         """Count it."""

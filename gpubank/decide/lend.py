@@ -124,10 +124,7 @@ def _gathering(desk: Desk) -> WorkloadFacts | None:
     if desk.frozen:
         return None
     partly = {line.workload.uid for line in desk.lines(LineState.OFFERED) if line.replaces is None}
-    longest_first = desk.fixed(
-        "startable, longest first", lambda: sorted(_startable(desk), key=lambda w: (w.waiting_since, w.key.uid))
-    )
-    for workload in longest_first:
+    for workload in desk.fixed("startable, longest first", lambda: _longest_first(desk)):
         uid = workload.key.uid
         held = any(line.state is not LineState.OFFERED for line in desk.books.lines_of(uid))
         if held or uid in desk.resting or not could_ever_run(desk, workload, partly):
@@ -142,8 +139,15 @@ def _gathering(desk: Desk) -> WorkloadFacts | None:
     return None
 
 
+def _longest_first(desk: Desk) -> list[WorkloadFacts]:
+    """Return who could be started if nobody else ran, the longest wait first."""
+    emptied = Room.emptied(desk.facts.nodes)
+    fitting = [workload for workload in _startable(desk) if emptied.holds(workload.pods, pod_size(workload))]
+    return sorted(fitting, key=lambda w: (w.waiting_since, w.key.uid))
+
+
 def could_ever_run(desk: Desk, workload: WorkloadFacts, partly: set[str]) -> bool:
-    """Whether limits and nodes would let it run if nobody else did."""
+    """Whether limits would let it run if nobody else did."""
     terms = desk.group(workload.group)
     if terms is None:
         return False
@@ -155,9 +159,7 @@ def could_ever_run(desk: Desk, workload: WorkloadFacts, partly: set[str]) -> boo
     others = max(terms.borrow_limit - borrowed(desk, workload.group) + mine, 0)
     lent = desk.fixed("lending limits", lambda: sum(g.lending_limit for g in desk.terms.groups)) - terms.lending_limit
     potential = min(others, lent + surplus_limit(desk, desk.terms.capacity)) + terms.guaranteed
-    emptied = desk.fixed("emptied room", lambda: Room.emptied(desk.facts.nodes))
-    fits = emptied.holds(workload.pods, pod_size(workload))
-    return fits and (potential >= workload.gpus or workload.key.uid in partly)
+    return potential >= workload.gpus or workload.key.uid in partly
 
 
 # ---- offers

@@ -13,7 +13,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -250,7 +250,7 @@ class SimulatedCluster:
         found = self._queues.queues[queue]
         found.nominal = nominal
         found.generation += 1
-        self._take_over(found)
+        self._take_over(found, self._scheduler.capacity_event)
         self._pulse.beat()
 
     def stall_cycle(self, seconds: float) -> None:
@@ -350,16 +350,16 @@ class SimulatedCluster:
 
     def _written(self, queue: Queue | None) -> None:
         if queue is not None:
-            self._take_over(queue)
+            self._take_over(queue, self._scheduler.raised)
         self._pulse.beat()
 
-    def _take_over(self, queue: Queue) -> None:
+    def _take_over(self, queue: Queue, then: Callable[[Queue], None]) -> None:
         """Let the scheduler use a quota for new cycles, and acknowledge it, a moment later."""
         generation, nominal, cohort = queue.generation, queue.nominal, queue.cohort
 
         def acknowledge() -> None:
             queue.in_force, queue.cohort_in_force, queue.acknowledged = nominal, cohort, generation
-            self._scheduler.capacity_event(queue)
+            then(queue)
             self._pulse.beat()
             self._watch_fence(queue.pool)
 

@@ -95,6 +95,21 @@ class Scheduler:
                 self._batches.add(other.name)
                 self._timeline.after(self._timing.batch, lambda other=other: self._requeue(other))  # type: ignore[misc]
 
+    def raised(self, queue: Queue) -> None:
+        """Note a quota that was written through the port: who is first in line for it comes in at once, in order.
+
+        The scheduler does not do that by itself; the adapter to the real one makes it so, as this does.
+        """
+        self.capacity_event(queue)
+        free = queue.in_force - self.reserved(queue)
+        for workload in self.members(queue):
+            if not workload.eligible:
+                continue
+            free -= workload.gpus
+            if free < 0:
+                return  # whoever cannot come in is in the way of all behind; they wait for the batch
+            self.consider(queue, workload)
+
     def stall(self, seconds: float) -> None:
         """Let the next cycle take this long, as on a busy cluster."""
         self._stall = seconds

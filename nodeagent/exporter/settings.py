@@ -69,7 +69,7 @@ class Show(ApiModel):
     """What is shown, and how."""
 
     measure: Literal["all", "attribution"] = "all"
-    """`attribution` shows only whose GPUs are, beside another exporter that measures."""
+    """`all`, GPUs and whose they are; `attribution` only whose they are, beside another exporter that measures."""
 
     dialect: Dialect = Dialect.CLASSIC
     """Names and units: `classic` as dcgm-exporter until 4.8, `dcgm47` as since 4.9."""
@@ -103,11 +103,16 @@ class Kubelet(ApiModel):
     """Where the kubelet is asked."""
 
     pod_resources_socket: Path = places.POD_RESOURCES_SOCKET
+    """Socket of the PodResources API."""
+
     pods_socket: Path = places.PODS_SOCKET
     """Socket of the Pods API, which Kubernetes has on by default since 1.37."""
 
-    checkpoint: Path | None = places.CHECKPOINT
-    """The kubelet's note of devices; null where it should not be read."""
+    checkpoint: Path = places.CHECKPOINT
+    """The kubelet's note of devices: a second witness, and the only one where the Pods API is off."""
+
+    use_checkpoint: bool = True
+    """Whether that note is read; its format is the kubelet's own affair."""
 
     timeout: Seconds = 5
     """Seconds that one answer is waited for."""
@@ -123,9 +128,13 @@ class Metadata(ApiModel):
     """Name in the controller's certificate, where it is not the host of `address`."""
 
     certificate: Path | None = None
+    """PEM file of the node's certificate for mutual TLS."""
+
     key: Path | None = None
+    """PEM file of that certificate's key."""
+
     authorities: Path | None = None
-    """PEM files of mutual TLS: the node's certificate and key, and who signed the controller's."""
+    """PEM file of the authorities that sign the controller's certificate."""
 
     public_keys: tuple[Path, ...] = ()
     """PEM files of the Ed25519 keys that may have signed a snapshot; none means that there is no metadata."""

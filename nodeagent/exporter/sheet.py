@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Final
 
 from nodeagent.attribution.attributor import Source, SourceState
@@ -122,7 +123,7 @@ def _measured(seen: Collected, whole: Sequence[Entity], naming: Naming, options:
         for entity, series, values in rows:
             value = values.get(quantity.key)
             if value is not None and _belongs(quantity, entity):
-                family.add(series, named.scale(value))
+                family.add(series, named.scale(value) if isfinite(value) else value)
         yield family
     last = Family(XID.named(options.dialect).name, XID.kind, help_of(XID, options.dialect))
     for entity, series, _ in rows:

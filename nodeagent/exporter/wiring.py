@@ -103,7 +103,7 @@ def exporter(settings: "ExporterSettings", rulebook: Rulebook) -> Exporter:
     client = _client(settings, node, store) if store is not None and settings.metadata.address else None
     allocations = PodResources(settings.kubelet.pod_resources_socket, timeout=settings.kubelet.timeout)
     pods = PodsApi(settings.kubelet.pods_socket, timeout=settings.kubelet.timeout)
-    checkpoint = settings.kubelet.checkpoint
+    checkpoint = settings.kubelet.checkpoint if settings.kubelet.use_checkpoint else None
     attributor = Attributor(
         allocations,
         pods=pods,

@@ -61,7 +61,7 @@ async def test_an_edit_counts_for_new_cycles_only_once_it_is_acknowledged(world:
 async def test_those_who_did_not_fit_are_considered_again_a_batch_later(world: SimulatedWorld) -> None:
     await world.submit_job(JobRequest("ads", "train"))
     await world.pause(0.5)
-    await write(world, "ads", 8, 1)
+    world.simulated.edit_quota("ads.h100.own", 8)
     await world.pause(Timing().acknowledge + Timing().batch - 0.01)
     assert not the(await world.backend.observe(world.pool), "train").reserved
     await world.pause(0.1)
@@ -71,7 +71,7 @@ async def test_those_who_did_not_fit_are_considered_again_a_batch_later(world: S
 async def test_a_nudge_does_not_wait_for_the_batch(world: SimulatedWorld) -> None:
     await world.submit_job(JobRequest("ads", "train"))
     await world.pause(0.5)
-    await write(world, "ads", 8, 1)
+    world.simulated.edit_quota("ads.h100.own", 8)
     await world.pause(0.1)
     await world.backend.nudge(world.pool, the(await world.backend.observe(world.pool), "train").key)
     await world.pause(0.1)
@@ -81,12 +81,24 @@ async def test_a_nudge_does_not_wait_for_the_batch(world: SimulatedWorld) -> Non
 async def test_a_new_job_overtakes_those_who_wait_for_the_batch(world: SimulatedWorld) -> None:
     await world.submit_job(JobRequest("ads", "older"))
     await world.pause(0.5)
-    await write(world, "ads", 8, 1)
+    world.simulated.edit_quota("ads.h100.own", 8)
     await world.pause(0.1)
     await world.submit_job(JobRequest("ads", "newer"))
     await world.pause(2)
     facts = await world.backend.observe(world.pool)
     assert (the(facts, "newer").reserved, the(facts, "older").reserved) == (True, False)
+
+
+async def test_a_raise_by_the_bank_lets_in_who_waits_before_any_newcomer(world: SimulatedWorld) -> None:
+    await world.submit_job(JobRequest("ads", "gang", pods=2))
+    await world.submit_job(JobRequest("ads", "second"))
+    await world.pause(0.5)
+    await write(world, "ads", 24, 1)
+    await world.pause(Timing().acknowledge - 0.01)
+    await world.submit_job(JobRequest("ads", "newer"))
+    await world.pause(0.1)
+    facts = await world.backend.observe(world.pool)
+    assert [the(facts, name).reserved for name in ("gang", "second", "newer")] == [True, True, False]
 
 
 async def test_a_smaller_job_passes_one_that_does_not_fit(world: SimulatedWorld) -> None:

@@ -287,7 +287,7 @@ def wait_of(active: bool, conditions: Mapping[str, Condition], *, failed_check: 
 
 def _changed_at(entry: WorkloadEntry) -> datetime:
     """Return when its state last changed, as far as its conditions tell, in whole seconds."""
-    told = [entry.conditions[name].since for name in ("Requeued", "Evicted") if name in entry.conditions]
+    told = [entry.conditions[name].since for name in ("Requeued", "Evicted", "Finished") if name in entry.conditions]
     # A Workload that never held quota is told that there is none long after it began to wait.
     if (quota := entry.conditions.get("QuotaReserved")) and (quota.status or told):
         told.append(quota.since)

@@ -147,6 +147,12 @@ class TestSinceWhen:
         assert read(workload(uid="new"), before=before).state_since == CREATED + timedelta(seconds=1)
 
 
+def test_a_finished_workload_holds_no_quota_since_it_finished_also_after_a_restart() -> None:
+    finished = CREATED + timedelta(minutes=10)
+    entry = read(workload(condition("QuotaReserved", True), condition("Finished", True, at=finished)))
+    assert timedelta(0) <= entry.state_since - finished <= timedelta(seconds=1)
+
+
 def test_a_mark_survives_writing_and_reading() -> None:
     mark = Mark(loan="loan/local/7", term=3, step="stop")
     assert read_mark({MARK_ANNOTATION: write_mark(mark)}) == mark
