@@ -159,7 +159,7 @@ class LoanActivities(LoanCalls):
 
     @activity.defn(name="loan.await_gone")
     async def await_gone(self, step: LoanStep) -> GoneResult:
-        """Look once; return the recalled lines when neither pods nor quota are held, else "not yet".
+        """Look, patiently; return the recalled lines when neither pods nor quota are held, else "not yet".
 
         What others of the group were admitted on while the queue was being lowered is granted again: the controller
         gives it to them, and the Reclaim plans anew.
@@ -190,7 +190,7 @@ class LoanActivities(LoanCalls):
             await self._pools.write_quotas(step.pool)
             return GoneResult(at=at, lines=_ids(lines), finished=_over(workload))
 
-        return await settled(attempt)
+        return await self._pools.patiently(step.pool, lambda: settled(attempt))
 
     @activity.defn(name="loan.resume")
     async def resume(self, step: LoanStep) -> bool:

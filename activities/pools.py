@@ -1,10 +1,14 @@
 """One pool as the activities see it: books, facts, terms and quotas behind one door."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
-from activities.failures import not_yet
+from temporalio.exceptions import ApplicationError
+
+from activities.failures import NOT_YET, not_yet
 from gpubank.decide import compile as compiler
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError
@@ -19,6 +23,14 @@ Clock = Callable[[], datetime]
 
 FREEZE_POLL: Final = timedelta(seconds=1)
 """How often a step that a freeze or the fail-safe holds up looks again."""
+
+LINGER: Final = 1.0
+"""Seconds for which a look that found nothing yet looks again at every change, before the server starts another."""
+
+MOST_LINGER: Final = 32
+"""Looks that may linger at a time: more of them would keep a worker's places from work that can be done."""
+
+T = TypeVar("T")
 
 
 def utc_now() -> datetime:
@@ -37,6 +49,7 @@ class Pools:
         self.ledger = ledger
         self._terms = terms
         self.now = clock
+        self._lingering = 0
 
     async def books(self, pool: str) -> Books:
         """Return the pool's open books."""
@@ -64,6 +77,36 @@ class Pools:
                 again=FREEZE_POLL,
             )
 
+    async def patiently(self, pool: str, look: Callable[[], Awaitable[T]]) -> T:
+        """Look, and while it is "not yet" once more at every change of the pool, for at most `LINGER`.
+
+        What is waited for is seen when it comes and not when the server looks next. Whoever finds too many waiting
+        already looks once, as a poll does.
+        """
+        try:
+            return await look()
+        except ApplicationError as error:
+            # One that says when to look again waits for time, not for a change.
+            if error.type != NOT_YET or error.next_retry_delay is not None or self._lingering >= MOST_LINGER:
+                raise
+            last = error
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LINGER
+        self._lingering += 1
+        try:
+            async with aclosing(self.quota.changes(pool)) as changes:  # type: ignore[type-var]
+                # Only the wait is cut off, never a look.
+                while await _within(end - loop.time(), changes.__anext__()):
+                    try:
+                        return await look()
+                    except ApplicationError as error:
+                        if error.type != NOT_YET or error.next_retry_delay is not None:
+                            raise
+                        last = error
+        finally:
+            self._lingering -= 1
+        raise last
+
     async def commit(self, transaction: Transaction) -> Books:
         """Write one transaction; an empty one writes nothing."""
         if transaction.is_empty:
@@ -78,8 +121,27 @@ class Pools:
         facts = await self.quota.observe(pool)
         if facts.in_fail_safe:
             return
-        for write in compiler.writes(await self.books(pool), facts):
-            await self.quota.write_quota(pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
+        for stage in compiler.stages(compiler.writes(await self.books(pool), facts), facts):
+            written = await asyncio.gather(
+                *(
+                    self.quota.write_quota(pool, each.group, each.kind, nominal=each.nominal, revision=each.revision)
+                    for each in stage
+                ),
+                return_exceptions=True,
+            )
+            # Nothing is raised before everything that was to be lowered is.
+            for error in written:
+                if error is not None:
+                    raise error
+
+
+async def _within(seconds: float, change: Awaitable[None]) -> bool:
+    """Tell whether something changed in time."""
+    try:
+        await asyncio.wait_for(change, max(seconds, 0))
+    except (TimeoutError, StopAsyncIteration):
+        return False
+    return True
 
 
 def in_state(lines: tuple[Line, ...], *states: LineState) -> tuple[Line, ...]:

@@ -101,7 +101,7 @@ class ReclaimActivities(ReclaimCalls):
 
     @activity.defn(name="reclaim.raise_queue")
     async def raise_queue(self, step: DemandStep) -> RaiseResult:
-        """Look once; give the lender the whole set when nothing pledged is outstanding, else "not yet"."""
+        """Look, patiently: give the lender the whole set when nothing pledged is outstanding, else "not yet"."""
 
         async def attempt() -> RaiseResult:
             facts, books = await self._read(step)
@@ -128,11 +128,11 @@ class ReclaimActivities(ReclaimCalls):
                 await self._pools.quota.nudge(step.pool, demand.workload)
             return RaiseResult(outcome=RaiseOutcome.RAISED)
 
-        return await settled(attempt)
+        return await self._pools.patiently(step.pool, lambda: settled(attempt))
 
     @activity.defn(name="reclaim.await_placed")
     async def await_placed(self, step: DemandStep) -> PlacedResult:
-        """Look once; "not yet" until the owner's pods are on nodes, or somebody slipped in."""
+        """Look, patiently: "not yet" until the owner's pods are on nodes, or somebody slipped in."""
 
         async def attempt() -> PlacedResult:
             facts, books = await self._read(step)
@@ -161,7 +161,7 @@ class ReclaimActivities(ReclaimCalls):
             await self._pools.quota.nudge(step.pool, demand.workload)
             raise not_yet(f"workload {workload.key.name!r} waits for its admission")
 
-        return await settled(attempt)
+        return await self._pools.patiently(step.pool, lambda: settled(attempt))
 
     @activity.defn(name="reclaim.await_ended")
     async def await_ended(self, step: DemandStep) -> bool:

@@ -169,6 +169,7 @@ class PoolLoop:
             decided = step(facts, books, terms, now, resting=self._rests(facts, now))
             committed, books = await self._commit(decided, books)
             self._rest(decided.lapsed, now)
+            await self._tell_needs(decided, now)  # a Reclaim begins to plan while the quotas are written
             wrote = await self._write_quotas(books, facts)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
@@ -213,20 +214,32 @@ class PoolLoop:
         back = facts.in_fail_safe
         writes = return_writes(books, facts) if back else compiler.writes(books, facts)
         put = self._backend.take_back if back else self._backend.write_quota
-        for write in writes:
-            try:
-                await put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
-            except ConflictError as error:
-                log.info("pool %s: %s", self.pool, error)
+        # The way back from the fail-safe has an order of its own.
+        for stage in [(write,) for write in writes] if back else compiler.stages(writes, facts):
+            written = await asyncio.gather(
+                *(
+                    put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
+                    for write in stage
+                ),
+                return_exceptions=True,
+            )
+            for error in written:
+                if error is not None and not isinstance(error, ConflictError):
+                    raise error
+            if lost := [error for error in written if error is not None]:
+                log.info("pool %s: %s", self.pool, lost[0])
                 break
         return len(writes)
+
+    async def _tell_needs(self, decided: Step, now: datetime) -> None:
+        for needs in decided.needs:
+            await self._once(f"needs/{needs.lender}", needs, now, self._send_needs)
 
     async def _tell(self, decided: Step, now: datetime) -> None:
         """Send what was not sent before, and again after growing pauses: a Loan may have been terminated since."""
         for signal in decided.signals:
             await self._once(f"loan/{signal.workload.uid}/{signal.kind}", signal, now, self._send_loan)
-        for needs in decided.needs:
-            await self._once(f"needs/{needs.lender}", needs, now, self._send_needs)
+        await self._tell_needs(decided, now)
         for note in decided.waiting:
             await self._note(note)
         live = {f"loan/{signal.workload.uid}/{signal.kind}" for signal in decided.signals} | {

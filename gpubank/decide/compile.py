@@ -1,5 +1,7 @@
 """The quotas are a function of the books: nothing else is remembered, and drift is repaired by recomputing."""
 
+from collections.abc import Sequence
+
 from gpubank.domain.base import GpuCount, Message
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
@@ -49,6 +51,17 @@ def revisions(books: Books) -> dict[Queue, int]:
     for demand in books.demands:
         note(demand.lender, Side.OWN, demand.revision)
     return latest
+
+
+def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> tuple[tuple[QuotaWrite, ...], ...]:
+    """Return the writes in two parts: everything that raises no quota, and then what does.
+
+    The writes of one part may go out at once, for between them no quota is lent twice.
+    """
+    seen = {(queue.group, queue.kind): queue.nominal for queue in facts.queues}
+    raises = tuple(write for write in quota_writes if write.nominal > seen.get((write.group, write.kind), 0))
+    others = tuple(write for write in quota_writes if write.nominal <= seen.get((write.group, write.kind), 0))
+    return tuple(part for part in (others, raises) if part)
 
 
 def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:

@@ -33,11 +33,9 @@ def cases() -> list[Any]:
 
 def parse(command: str) -> str:
     """Parse a command down to what runs, running nothing; return its path. Raises where it is not taken."""
-    context, rest = ROOT_COMMAND.make_context("gpubank", shlex.split(command)[1:]), None
-    here = ROOT_COMMAND
+    here, context = ROOT_COMMAND, ROOT_COMMAND.make_context("gpubank", shlex.split(command)[1:])
     while hasattr(here, "list_commands"):
-        rest = [*context._protected_args, *context.args]
-        _, here, rest = here.resolve_command(context, rest)
+        _, here, rest = here.resolve_command(context, [*context._protected_args, *context.args])
         context = here.make_context(here.name, rest, parent=context)
     return str(context.command_path)
 
