@@ -26,7 +26,7 @@ from gpubank.ports import Leases
 REFUSED: Final = "HeartbeatRefused"
 """Type of the failure of a beat that found something missing."""
 
-LOOK_FOR: Final = 20.0
+LOOK_FOR: Final = 10.0
 """Seconds in which a loop must give a sign to a worker that has not seen it before; well below one attempt."""
 
 LOOK_EVERY: Final = 0.25

@@ -14,10 +14,12 @@ with workflow.unsafe.imports_passed_through():
     from gpubank.domain.failsafe import HeartbeatInput
     from workflows import attributes
     from workflows.details import heartbeat_details
-    from workflows.retries import ATTEMPT
     from workflows.waiting import unless
 
 _SHORTEST: Final = timedelta(milliseconds=100)
+
+_ATTEMPT: Final = timedelta(seconds=15)
+"""Longest beat; one that was lost with its worker must not break the chain of them."""
 
 
 @workflow.defn(name="Heartbeat")
@@ -40,7 +42,7 @@ class HeartbeatWorkflow:
             HeartbeatCalls.beat,
             start,
             task_queue=cluster_queue(start.cluster),
-            start_to_close_timeout=ATTEMPT,
+            start_to_close_timeout=_ATTEMPT,
             retry_policy=RetryPolicy(initial_interval=every, backoff_coefficient=1, maximum_interval=every),
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=f"sign of life of pool {start.pool}",

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.interfaces import BookCalls, CheckpointCalls, LoanCalls, NoticeCalls, cluster_queue
@@ -22,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
         ReleaseStep,
         StopResult,
     )
-    from workflows.retries import ATTEMPT, HEARTBEAT, LONG_ATTEMPT, POLL, STEADY
+    from workflows.retries import ATTEMPT, HEARTBEAT, LONG_ATTEMPT, NOTICE_LIMIT, POLL, STEADY
     from workflows.waiting import never, unless
 
 _WAIT: Final = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
@@ -123,13 +124,19 @@ class LoanActs:
         return await unless(handle, stop, until=until, summary="end of the notice")
 
     async def tell(self, key: str, reason: str, message: str) -> None:
-        """Tell the owner of the Workload, once per key."""
+        """Tell the owner of the Workload, once per key; go on without a word where it cannot be delivered."""
         start = self._start
-        await workflow.execute_activity_method(
-            NoticeCalls.tell,
-            Notice(key=key, pool=start.pool, workload=start.workload, reason=reason, message=message),
-            **self._effect(f"tell the owner of {self._what}: {reason}"),
-        )
+        try:
+            await workflow.execute_activity_method(
+                NoticeCalls.tell,
+                Notice(key=key, pool=start.pool, workload=start.workload, reason=reason, message=message),
+                **self._effect(f"tell the owner of {self._what}: {reason}"),
+                schedule_to_close_timeout=NOTICE_LIMIT,
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            workflow.logger.warning("the owner of %s could not be told %s: %s", self._what, reason, error)
 
     async def use(self, term: int, gpus: int, admitted_at: datetime, gone_at: datetime | None = None) -> None:
         """Record the time that the Workload really held GPUs."""

@@ -1,4 +1,4 @@
-"""How activities are retried, and how long one attempt may take. Nothing here gives up: people and signals do."""
+"""How activities are retried, and how long one attempt may take. Only words give up; else people and signals do."""
 
 from datetime import timedelta
 from typing import Final
@@ -23,3 +23,6 @@ POLL: Final = RetryPolicy(
     initial_interval=timedelta(milliseconds=250), backoff_coefficient=1.3, maximum_interval=timedelta(seconds=2)
 )
 """For what is waited for: most comes within a second or two, the rest is looked at every two seconds."""
+
+NOTICE_LIMIT: Final = timedelta(seconds=15)
+"""How long a word to an owner is tried. Events are best effort; no recall and no return may hang on one."""

@@ -201,17 +201,12 @@ def _policy_fields(policy: GPUQuotaPolicy, view: PoolView | None) -> dict[str, A
     if view is None or view.facts is None:
         return {}
     own = view.facts.queue(group, Side.OWN)
-    pending = sum(
-        workload.gpus
-        for workload in view.facts.workloads
-        if workload.group == group and not workload.reserved and not workload.finished
-    )
     return {
         "guaranteed": view.books.guarantee(group).in_force,
         "used": own.reserved if own else 0,
         "borrowed": view.books.borrowed(group),
         "lent": view.books.lent_to_others(group),
-        "pending": pending,
+        "pending": view.facts.pending(group),
     }
 
 

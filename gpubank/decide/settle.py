@@ -89,11 +89,11 @@ def _admitted(desk: Desk, workload: WorkloadFacts) -> datetime:
 
 
 def _regrant(desk: Desk) -> None:
-    """Lines that were closing serve their Workload again as far as it runs on them."""
+    """Lines that were closing serve their Workload again if it runs on them; what it does not need closes later."""
     for workload, lack in unbacked(desk):
         moves = []
         for line in desk.books.lines_of(workload.key.uid):
-            if line.state is LineState.CLOSING and line.gpus <= lack:
+            if line.state is LineState.CLOSING and lack > 0:
                 moves.append(_move(line, LineState.CLOSING, LineState.GRANTED, "its Workload runs on it"))
                 lack -= line.gpus
         desk.write(f"settle/{workload.key.uid}", f"{workload.key.name} runs on lines that were closing", moves=moves)
@@ -267,19 +267,22 @@ def return_writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:
     """
     if facts.fail_safe_epoch or not facts.in_fail_safe:
         return ()
+    own = _due(books, facts, Side.OWN)
+    if own or not all(_is_fenced(queue) for queue in facts.queues if queue.kind is Side.OWN):
+        return own
+    return _due(books, facts, Side.BORROW)
+
+
+def _due(books: Books, facts: PoolFacts, side: Side) -> tuple[QuotaWrite, ...]:
+    """Return the writes of one side's queues that are in the Cohort, or not as the books say; lowering first."""
     quotas, latest = nominals(books), revisions(books)
-    for side in (Side.OWN, Side.BORROW):
-        found = []
-        for queue in (each for each in facts.queues if each.kind is side):
-            nominal = quotas.get((queue.group, side), 0)
-            if queue.fail_safe or nominal != queue.nominal or queue.stamp < latest.get((queue.group, side), 0):
-                write = QuotaWrite(group=queue.group, kind=side, nominal=nominal, revision=books.revision)
-                found.append((nominal > queue.nominal, queue.group, write))
-        if found:
-            return tuple(write for _, _, write in sorted(found, key=lambda item: item[:2]))
-        if not all(_is_fenced(queue) for queue in facts.queues if queue.kind is side):
-            return ()
-    return ()
+    found = []
+    for queue in (each for each in facts.queues if each.kind is side):
+        nominal = quotas.get((queue.group, side), 0)
+        if queue.fail_safe or nominal != queue.nominal or queue.stamp < latest.get((queue.group, side), 0):
+            write = QuotaWrite(group=queue.group, kind=side, nominal=nominal, revision=books.revision)
+            found.append((nominal > queue.nominal, queue.group, write))
+    return tuple(write for _, _, write in sorted(found, key=lambda item: item[:2]))
 
 
 def _is_fenced(queue: QueueFacts) -> bool:

@@ -1,5 +1,6 @@
 """What a quota backend sees of one pool, in the bank's own words. Facts carry no judgement."""
 
+from collections import Counter
 from enum import StrEnum
 
 from pydantic import AwareDatetime, Field
@@ -192,6 +193,18 @@ class PoolFacts(Message):
             kept = self.__dict__["_queues"] = (self.queues, found)
         index: dict[tuple[str, Side], QueueFacts] = kept[1]
         return index.get((group, kind))
+
+    def pending(self, group: str) -> int:
+        """GPUs that Workloads of the group ask for and have not been admitted on."""
+        kept = self.__dict__.get("_pending")
+        if kept is None or kept[0] is not self.workloads:
+            waiting = Counter[str]()
+            for each in self.workloads:
+                if not each.reserved and not each.finished:
+                    waiting[each.group] += each.gpus
+            kept = self.__dict__["_pending"] = (self.workloads, waiting)
+        sums: Counter[str] = kept[1]
+        return sums[group]
 
     def workload(self, uid: str) -> WorkloadFacts | None:
         """Return the Workload with `uid`, or None when it is gone."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubank.domain.errors import BackendError
 from gpubank.domain.recall import LoanPhase, ReclaimPhase
 from gpubank.embedded import devserver
 from gpubank.embedded.devserver import DevServer
@@ -42,6 +43,20 @@ async def test_a_loan_that_is_terminated_in_its_recall_is_started_anew_and_asked
     await bank.placed("serve")
     parked = await bank.loan_in(train, LoanPhase.PARKED)
     assert parked.recalls == 2
+
+
+async def test_a_word_that_cannot_be_delivered_holds_no_recall_up(
+    bank: FakeBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise BackendError("events are forbidden; grant create on events")
+
+    monkeypatch.setattr("workflows.loan_calls.NOTICE_LIMIT", timedelta(seconds=1))
+    monkeypatch.setattr("gpubank.simulation.events.Notices.notify", refuse)
+    train = await bank.borrow("research", "train", 16, hook=True, pods=2)
+    await bank.own("serving", "serve")
+    await bank.placed("serve")
+    await bank.loan_in(train, LoanPhase.PARKED)
 
 
 async def test_a_parked_loan_that_is_terminated_takes_over_what_it_finds(bank: FakeBank) -> None:

@@ -61,6 +61,8 @@ class Scheduler:
         for _ in range(self.draw.draw(st.integers(0, 8), label="things that happen")):
             self.model.now += timedelta(seconds=self.draw.draw(st.integers(1, 900)))
             self._happens()
+        for job in self.model.jobs.values():
+            job.nodes = job.nodes if job.reserved else []  # pods that were ending have ended
 
     def _happens(self) -> None:
         model = self.model

@@ -6,6 +6,7 @@ import pytest
 
 from gpubank.decide.sweep import ON_ITS_WAY, YOUNG, Open, Sweep, seen_twice, sweep
 from gpubank.domain.contract import Side
+from gpubank.domain.demand import DemandState
 from gpubank.domain.facts import Mark
 from gpubank.domain.loan import LineState
 from gpubank.domain.pool import Freeze
@@ -121,6 +122,21 @@ def test_a_parked_job_without_a_loan_gets_one_that_brings_it_back(model: Model) 
     assert found(result) == [(SweepKind.ORPHAN_PARKED, "x")]
     assert [start.workload.uid for start in result.starts] == ["x"]
     assert swept(model).findings == ()
+
+
+def test_a_job_that_has_just_been_parked_misses_nobody_yet(model: Model) -> None:
+    model.terms = model.terms.model_copy(update={"freeze": Freeze(by="ops", reason="so that it stays parked")})
+    parked(model, LOAN)
+    model.jobs["x"].waiting_since = model.now
+    assert swept(model, ALL._replace(loans=frozenset())).findings == ()
+
+
+def test_a_demand_that_ended_partial_has_no_reclaim_until_it_is_tried_again(model: Model) -> None:
+    recalled(model)
+    demands = tuple(d.model_copy(update={"state": DemandState.PARTIAL}) for d in model.books.demands)
+    model.books = model.books.model_copy(update={"demands": demands})
+    model.now += LONG
+    assert swept(model, ALL._replace(reclaims=frozenset())).needs == ()
 
 
 def test_a_job_that_somebody_elses_loan_has_parked_is_a_matter_for_people(model: Model) -> None:

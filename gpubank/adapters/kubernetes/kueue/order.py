@@ -10,6 +10,9 @@ nobody, for Kueue knows that its equals were refused. Under StrictFIFO it does w
 So the owner's gang comes in within 0.15 s, and its own later jobs never before it. This is done only where everybody
 before the last one touched fits: somebody who never fits would hold up the whole queue as long as it is strict. The
 annotation says since when a queue is so; the layout ends it after `LONGEST` seconds if its writer could not.
+
+Worker and controller raise the same quota at the same time, for both write what the books say. Whoever finds the queue
+strict already does not end that moment, but waits and touches as the other does before it raises.
 """
 
 import asyncio
@@ -36,10 +39,10 @@ IN_ORDER_ANNOTATION: Final = f"{BANK_PREFIX}/in-order-since"
 LONGEST: Final = 5.0
 """Seconds that a queue may be strict."""
 
-ACKNOWLEDGED_WITHIN: Final = 0.5
+ACKNOWLEDGED_WITHIN: Final = 1.0
 """Seconds that Kueue's acknowledgement is waited for before the quota is raised regardless."""
 
-ADMITTED_WITHIN: Final = 2.0
+ADMITTED_WITHIN: Final = 3.0
 """Seconds after which a queue is no longer strict, whether who was first in line was admitted or not."""
 
 MOST: Final = 8
@@ -88,8 +91,8 @@ class Order:
         self._closing: dict[str, asyncio.Task[None]] = {}
 
     def next_in(self, queue: Object, nominal: int) -> list[WorkloadEntry]:
-        """Return whom a quota of `nominal` lets in, where order can be kept; nobody where the queue is strict."""
-        if queue["spec"].get("queueingStrategy") == STRICT:
+        """Return whom a quota of `nominal` lets in, where order can be kept; nobody where the queue stays strict."""
+        if queue["spec"].get("queueingStrategy") == STRICT and not is_momentary(queue, self._clock()):
             return []
         name, resource = queue["metadata"]["name"], queues.resource_of(queue)
         users = self._view.users(name)
@@ -97,30 +100,38 @@ class Order:
         waiting = [each for each in users if not each.reserved]
         return first_in_line(waiting, resource, nominal - held, self._clock())
 
-    async def open(self, queue: Object, entries: Sequence[WorkloadEntry]) -> None:
+    async def open(self, queue: Object, entries: Sequence[WorkloadEntry]) -> bool:
         """Make a queue strict and put `entries` before all others; it ends by itself when they are admitted.
 
-        Best effort: where it is refused, they come in with Kueue's batch.
+        False where the queue has changed since it was read: read it again and try again. Best effort otherwise: where
+        it is refused, they come in with Kueue's batch.
         """
+        name = queue["metadata"]["name"]
+        if not is_momentary(queue, self._clock()):
+            try:
+                queue = await self._make_strict(queue)
+            except ConflictError:
+                return False
+            except BackendError as error:
+                _log.debug("queue %s is raised without order: %s", name, error)
+                return True
+            if (before := self._closing.pop(name, None)) is not None:
+                before.cancel()
+            self._closing[name] = asyncio.create_task(self._close(name, entries), name=f"order of {name}")
+        await self._acknowledged(name, int(queue["metadata"]["generation"]))
+        await asyncio.gather(*(self._touch(entry) for entry in entries))
+        return True
+
+    async def _make_strict(self, queue: Object) -> Object:
         metadata = queue["metadata"]
         change = {
             "metadata": {"annotations": {IN_ORDER_ANNOTATION: self._clock().isoformat()}},
             "spec": {"queueingStrategy": STRICT},
         }
-        name = metadata["name"]
-        try:
-            written = await self._connection.patch(
-                CLUSTER_QUEUE, name, None, change, version=metadata["resourceVersion"]
-            )
-        except (ConflictError, BackendError) as error:
-            _log.debug("queue %s is raised without order: %s", name, error)
-            return
+        version = metadata["resourceVersion"]
+        written = await self._connection.patch(CLUSTER_QUEUE, metadata["name"], None, change, version=version)
         self._view.absorb(CLUSTER_QUEUE, written)
-        if (before := self._closing.pop(name, None)) is not None:
-            before.cancel()
-        self._closing[name] = asyncio.create_task(self._close(name, entries), name=f"order of {name}")
-        await self._acknowledged(name, int(written["metadata"]["generation"]))
-        await asyncio.gather(*(self._touch(entry) for entry in entries))
+        return written
 
     async def end(self) -> None:
         """End every order now."""

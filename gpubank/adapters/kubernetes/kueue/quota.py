@@ -7,6 +7,7 @@ queue, which overwrites ours or makes ours fail; if the queue was read after tha
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.errors import ApiNotFoundError
@@ -25,6 +26,9 @@ from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import Mark
 from gpubank.domain.loan import WorkloadKey
 
+_TRIES: Final = 5
+"""How often a queue that Kueue keeps writing to is read anew so that its order can be kept."""
+
 Absorb = Callable[[Kind, Object], None]
 """Takes what the server answered to a write into the caches."""
 
@@ -40,10 +44,14 @@ class Writer:
     async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
         """Set a queue's quota and stamp, as the port says; whoever waited for a raise comes in first."""
         name = queues.QUEUE_NAMES[kind](group, pool)
-        body = await self._read(pool, name, revision)
-        if nominal > queues.nominal(body) and (entries := self._order.next_in(body, nominal)):
-            await self._order.open(body, entries)
+        for _ in range(_TRIES):
             body = await self._read(pool, name, revision)
+            entries = self._order.next_in(body, nominal) if nominal > queues.nominal(body) else []
+            if not entries:
+                break
+            if await self._order.open(body, entries):
+                body = await self._read(pool, name, revision)
+                break
         try:
             await self._set(pool, body, nominal, revision)
         except ConflictError:
