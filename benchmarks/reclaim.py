@@ -35,6 +35,7 @@ from gpubank.domain.contract import (
     local_own_queue,
 )
 from gpubank.domain.pool import DEFAULT_RESOURCE
+from gpubank.domain.recall import loan_id
 from gpubank.lab import Lab
 from gpubank.lab.names import POOL_LABEL
 from gpubank.lab.postgres import Postgres
@@ -99,6 +100,8 @@ class BankSide:
     def __init__(self, bank: Bank, world: KueueWorld) -> None:
         self._bank, self._world = bank, world
         self._gate = bank.gate(opened=True)
+        self.events: list[int] = []
+        """Events in the history of each Loan: granted, recalled, saved, stopped, ended."""
 
     async def begin(self) -> None:
         """Make the pool and its groups."""
@@ -116,15 +119,19 @@ class BankSide:
     async def end(self, number: int) -> None:
         """Delete both jobs and see the books empty."""
         await self._bank.demand_met("vision")
-        await self._bank.drop("search", f"train-{number}")
-        await self._bank.drop("vision", f"batch-{number}")
 
         async def empty() -> bool:
             facts = await self._bank.facts()
             books = await self._bank.books()
             return not facts.workloads and not books.lines and not books.demands
 
+        loan = loan_id(self._world.cluster, (await self._bank.workload(f"train-{number}")).key.uid)
+        await self._bank.drop("search", f"train-{number}")
+        await self._bank.drop("vision", f"batch-{number}")
         await self._bank.until(empty, "the pool is empty")
+        closed = self._bank.client.temporal.get_workflow_handle(loan)
+        await closed.result()
+        self.events.append((await closed.describe()).history_length)
 
     async def steps(self, number: int, since: datetime) -> dict[str, float]:
         """Return seconds from `since` to each of the bank's steps, as the audit trail has them."""
@@ -165,7 +172,7 @@ class KueueSide:
             name = local_own_queue(pool) if group == "owner" else local_borrow_queue(pool)
             local = {
                 "metadata": {"name": name, "namespace": world.namespace(group)},
-                "spec": {"clusterQueue": queue["metadata"]["name"]},  # type: ignore[index]
+                "spec": {"clusterQueue": queue["metadata"]["name"]},
             }
             await world.connection.create(LOCAL_QUEUE, _typed(LOCAL_QUEUE, local))
 
@@ -207,8 +214,13 @@ class KueueSide:
         async with asyncio.timeout(PATIENCE):
             for group in ("borrower", "owner"):
                 for kind in (WORKLOAD, POD):
-                    while await _items(self._world.connection, kind, self._world.namespace(group)):
-                        await asyncio.sleep(0.1)
+                    await self._until_none(kind, self._world.namespace(group))
+
+    async def _until_none(self, kind: Kind, namespace: str) -> None:
+        while True:
+            if not await _items(self._world.connection, kind, namespace):
+                return
+            await asyncio.sleep(0.1)
 
 
 def _typed(kind: Kind, body: Object) -> Object:
@@ -258,7 +270,10 @@ async def measure(pairs: int) -> Report:
                     if number and isinstance(side, BankSide):
                         for step, seconds in (await side.steps(number, since)).items():
                             steps.setdefault(step, []).append(seconds)
+            events = spread([float(each) for each in bank.events])
     _tell(report, times, steps)
+    report.row("bank", "events per loan's life (not s)", events["p50"], events["p95"], events["max"])
+    report.figures["loan_life_events"] = events
     return report
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -97,15 +97,24 @@ def growth_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return slope
 
 
-def milliseconds(run: Callable[[], object], repeats: int) -> list[float]:
-    """Run it once to warm up and then `repeats` times; return milliseconds of each."""
+class Taken(NamedTuple):
+    """Milliseconds that each repetition took: of the clock, and of this process's processor time."""
+
+    wall: list[float]
+    cpu: list[float]
+    """Nearly what a machine without anybody else would show; the clock also counts who else runs."""
+
+
+def milliseconds(run: Callable[[], object], repeats: int) -> Taken:
+    """Run it once to warm up and then `repeats` times."""
     run()
-    found = []
+    taken = Taken([], [])
     for _ in range(repeats):
-        before = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         run()
-        found.append((time.perf_counter() - before) * 1000)
-    return found
+        taken.cpu.append((time.process_time() - cpu) * 1000)
+        taken.wall.append((time.perf_counter() - wall) * 1000)
+    return taken
 
 
 # ---- results

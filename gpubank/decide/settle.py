@@ -36,7 +36,8 @@ def settle(desk: Desk) -> None:
     _let_go(desk)
     _follow_time(desk)
     if not desk.facts.fail_safe_epoch:
-        _recall_beyond(desk)
+        if not desk.frozen:
+            _recall_beyond(desk)
         desk.wake(desk.now + FENCE_POLL)
 
 

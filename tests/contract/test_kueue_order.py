@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, WORKLOAD
+from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.adapters.kubernetes.kueue.order import IN_ORDER_ANNOTATION
 from gpubank.domain.contract import Side, own_queue
 from gpubank.lab import Lab
@@ -57,6 +59,29 @@ async def test_a_gang_comes_in_before_a_job_that_arrives_while_its_quota_is_rais
     facts = await world.wait_until(lambda facts: the(facts, "gang").placed and job_of(facts, "later"))
     assert not the(facts, "later").reserved
     await relaxed(world)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05])
+async def test_two_writers_of_one_raise_keep_the_order_together(world: KueueWorld, lab: Lab, delay: float) -> None:
+    await world.submit_job(JobRequest("ads", "gang", pods=2))
+    await set_aside(world, "gang")
+
+    async def later() -> None:
+        for number in range(5):
+            await world.submit_job(JobRequest("ads", f"later-{number}"))
+            await asyncio.sleep(0.05)
+
+    async with Connection.open(lab.kubeconfig) as connection, KueueBackend(connection, cluster="lab") as other:
+        await other.observe(world.pool)
+
+        async def second() -> None:
+            await asyncio.sleep(delay)
+            await other.write_quota(world.pool, "ads", Side.OWN, nominal=16, revision=1)
+
+        await asyncio.gather(quota(world, 16, 1), second(), later())
+        facts = await world.wait_until(lambda facts: the(facts, "gang").placed)
+        assert not any(each.reserved for each in facts.workloads if each.key.job != "Job/gang")
+        await relaxed(world)
 
 
 async def test_all_who_fit_come_in_and_the_next_waits(world: KueueWorld) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,14 +38,14 @@ class Scene:
     def now(self) -> datetime:
         return self.cluster.clock.now()
 
-    async def agree(self, capacity: int = 16, *, policies: dict[str, dict[str, int]]) -> None:
+    async def agree(self, capacity: int = 16, *, policies: dict[str, dict[str, Any]]) -> None:
         shares = [{"businessGroup": group, "guaranteed": capacity} for group in policies]
         limits = {"failSafeAfter": f"{AFTER}s", "resumeAfter": "0s"}
         await self.bank.apply("GPUPool", POOL, {"capacity": capacity, "shares": shares, "limits": limits})
         for group, spec in policies.items():
             await self.bank.apply("BusinessGroup", group, {"owner": group, "namespaces": [f"team-{group}"]})
-            spec = {"businessGroup": group, "resourcePool": POOL, **spec}
-            await self.bank.apply("GPUQuotaPolicy", group, spec, namespace=f"team-{group}")
+            policy = {"businessGroup": group, "resourcePool": POOL, **spec}
+            await self.bank.apply("GPUQuotaPolicy", group, policy, namespace=f"team-{group}")
         await self.alive(2)
 
     async def beat(self) -> None:

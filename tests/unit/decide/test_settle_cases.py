@@ -11,6 +11,7 @@ from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandKind, DemandState
 from gpubank.domain.facts import PoolFacts
 from gpubank.domain.loan import SURPLUS, LineState
+from gpubank.domain.pool import Freeze
 from gpubank.domain.transaction import CapacityChange, DemandChange, GuaranteeChange, Move, Pledge, Split, Transaction
 from tests.unit.decide.model import Model
 from tests.unit.decide.parts import CLUSTER, POOL, group_terms, pool_terms
@@ -237,6 +238,12 @@ def test_a_job_that_is_gone_is_billed_until_the_switch(model: Model) -> None:
     (transaction,) = settled(model).transactions
     assert transaction.at == model.now - MINUTE
     assert model.books.lines_of("x") == ()
+
+
+def test_in_a_frozen_pool_nothing_is_wanted_back(model: Model) -> None:
+    model.terms = pool_terms(group_terms("a", 8, borrow_limit=0), group_terms("b", 8), capacity=20)
+    model.terms = model.terms.model_copy(update={"freeze": Freeze(by="ops", reason="an incident")})
+    assert settled(model, epoch=0).transactions == ()
 
 
 def test_of_what_is_beyond_a_borrow_limit_only_as_much_as_that_is_wanted_back(model: Model) -> None:
