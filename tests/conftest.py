@@ -6,6 +6,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(f"tests.contract.{name}" for name in ("quota_suite", "quota_loans", "quota_bench", "world", "simulated_world")),
     "tests.contract.bank_suite",
+    "tests.contract.failsafe_suite",
     "tests.contract.kueue_world",
     "tests.support.audit",
     "tests.support.bank",

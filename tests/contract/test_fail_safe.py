@@ -4,11 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.failsafe_suite")
-
-from gpubank.ports import FailSafeBackend  # noqa: E402
-from tests.contract.failsafe_suite import FailSafeSuite  # noqa: E402
-from tests.contract.simulated_world import SimulatedWorld, simulated_world  # noqa: E402
+from gpubank.ports import FailSafeBackend
+from tests.contract.failsafe_suite import FailSafeSuite
+from tests.contract.simulated_world import SimulatedWorld, simulated_world
 
 
 class TestSimulation(FailSafeSuite):

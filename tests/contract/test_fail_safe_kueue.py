@@ -4,15 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.failsafe_suite")
-
-from gpubank.adapters.kubernetes.kueue.failsafe import KueueFailSafe  # noqa: E402
-from gpubank.lab import Lab  # noqa: E402
-from gpubank.ports import FailSafeBackend  # noqa: E402
-from tests.contract.failsafe_suite import FailSafeSuite  # noqa: E402
-from tests.contract.kueue_world import KueueWorld, kueue_world  # noqa: E402
-from tests.contract.quota_bench import Bench  # noqa: E402
-from tests.contract.world import layout  # noqa: E402
+from gpubank.adapters.kubernetes.kueue.failsafe import KueueFailSafe
+from gpubank.lab import Lab
+from gpubank.ports import FailSafeBackend
+from tests.contract.failsafe_suite import FailSafeSuite
+from tests.contract.kueue_world import KueueWorld, kueue_world
+from tests.contract.quota_bench import Bench
+from tests.contract.world import layout
 
 
 class TestKueue(FailSafeSuite):

@@ -4,18 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "tests.contract.quota_bench",
-    "tests.contract.quota_loans",
-    "tests.contract.quota_suite",
-    "tests.contract.world",
-    "tests.contract.kueue_world",
-)
-
-from gpubank.lab import Lab  # noqa: E402
-from tests.contract.kueue_world import KueueWorld, kueue_world  # noqa: E402
-from tests.contract.quota_bench import GROUPS  # noqa: E402
-from tests.contract.quota_suite import QuotaBackendSuite  # noqa: E402
+from gpubank.lab import Lab
+from tests.contract.kueue_world import KueueWorld, kueue_world
+from tests.contract.quota_bench import GROUPS
+from tests.contract.quota_suite import QuotaBackendSuite
 
 
 class TestKueue(QuotaBackendSuite):

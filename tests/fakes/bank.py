@@ -151,7 +151,7 @@ class FakeBank:
         """Submit an own job."""
         await self.world.submit_job(JobRequest(group=group, name=name, pods=pods, gpus_per_pod=gpus // pods))
 
-    async def placed(self, name: str, timeout: float = 20) -> WorkloadFacts:
+    async def placed(self, name: str, timeout: float = 60) -> WorkloadFacts:
         """See a job's pods on nodes."""
 
         async def look() -> WorkloadFacts | None:
@@ -185,7 +185,7 @@ class FakeBank:
     def reclaim(self, lender: str) -> str:
         return reclaim_id(self.cluster, POOL, lender)
 
-    async def loan_in(self, workload: WorkloadFacts, *phases: LoanPhase, timeout: float = 20) -> LoanState:
+    async def loan_in(self, workload: WorkloadFacts, *phases: LoanPhase, timeout: float = 60) -> LoanState:
         """See a Loan in one of the phases."""
 
         async def look() -> LoanState | None:
@@ -197,7 +197,7 @@ class FakeBank:
         return await self.until(look, f"loan of {workload.key.job} is {' or '.join(phases)}", timeout)
 
     async def reclaim_where(
-        self, lender: str, holds: Callable[[ReclaimState], bool], timeout: float = 20
+        self, lender: str, holds: Callable[[ReclaimState], bool], timeout: float = 60
     ) -> ReclaimState:
         """See a Reclaim for which something holds."""
 
@@ -209,8 +209,11 @@ class FakeBank:
 
         return await self.until(look, f"reclaim of {lender}", timeout)
 
-    async def until(self, look: Callable[[], Awaitable[T | None]], what: str, timeout: float = 20) -> T:
-        """Look until there is something to see; fail, saying what was waited for."""
+    async def until(self, look: Callable[[], Awaitable[T | None]], what: str, timeout: float = 60) -> T:
+        """Look until there is something to see; fail, saying what was waited for.
+
+        What a worker had in hand when it died is handed out again after 30 s.
+        """
         end = asyncio.get_running_loop().time() + timeout
         while True:
             found = await look()

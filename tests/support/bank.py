@@ -4,39 +4,27 @@ The bank itself (worker, controller, Temporal, ledger) runs already and serves m
 pool with nodes and groups of its own. Scenarios call groups by short names; on the cluster each has a unique one.
 """
 
-import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.client import BankClient
 from gpubank.domain.base import API_VERSION
-from gpubank.domain.books import Books
 from gpubank.domain.contract import (
-    CHECKPOINT_ENDPOINT_ANNOTATION,
     CHECKPOINT_STORAGE_ANNOTATION,
     CHECKPOINT_TRANSPORT_ANNOTATION,
     RETRYABLE_LABEL,
     WORKLOAD_TYPE_LABEL,
     Side,
 )
-from gpubank.domain.demand import LIVE
-from gpubank.domain.errors import BankError
-from gpubank.domain.facts import PoolFacts, WorkloadFacts
-from gpubank.domain.loan import Line, LineState
-from gpubank.domain.recall import LoanPhase, LoanState, ReclaimState, loan_id, reclaim_id
-from tests.contract.world import DeploymentRequest, JobRequest, World, job_of, pods_of
-from tests.support.audit import Auditor, drift, story, unbacked
-
-LOOK: Final = 0.1
-"""Seconds between two looks at the books and processes."""
-
-PATIENCE: Final = 60.0
-"""Longest wait for one thing, in seconds, on a machine that does much else; most take one or two."""
+from gpubank.domain.facts import WorkloadFacts
+from tests.contract.world import DeploymentRequest, JobRequest, World
+from tests.support.audit import Auditor, drift
+from tests.support.sight import Sight
 
 TRAINEE: Final = Path(__file__).with_name("trainee.py")
 
@@ -51,7 +39,7 @@ LIMITS: Final[Mapping[str, str]] = {
 T = TypeVar("T")
 
 
-class Bank:
+class Bank(Sight):
     """One pool of a bank that runs."""
 
     def __init__(
@@ -62,22 +50,16 @@ class Bank:
         folder: Path,
         add_namespace: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self.world, self.client, self.ledger, self.folder = world, client, ledger, folder
+        super().__init__(world, client, ledger)
+        self.folder = folder
         self._add_namespace = add_namespace
-        self.capacity = 0
-        self.policies: dict[str, dict[str, Any]] = {}
         self._limits: dict[str, str] = dict(LIMITS)
         self._shares: dict[str, int] = {}
-        self._auditor: Auditor | None = None
         self._jobs: list[tuple[str, str]] = []
         self._deployments: list[tuple[str, str]] = []
         self._gates = itertools.count(1)
 
     # ---- agreements
-
-    def name(self, group: str) -> str:
-        """Return the group's name on the cluster."""
-        return f"{group}-{self.world.pool}"
 
     async def agree(self, nodes: tuple[int, ...], limits: Mapping[str, str] | None = None, **policies: Any) -> None:
         """Make the pool of these nodes and a policy for every group: an int is its guarantee, a dict its policy.
@@ -241,146 +223,6 @@ class Bank:
         self._jobs.remove((group, name))
         await self.world.delete_job(self.name(group), name)
 
-    # ---- what there is to see
-
-    async def facts(self) -> PoolFacts:
-        return await self.world.backend.observe(self.world.pool)
-
-    async def books(self) -> Books:
-        return await self.ledger.books(self.world.cluster, self.world.pool)
-
-    async def lines(self, *, job: str = "") -> list[Line]:
-        """Every line of the pool, or of one job, oldest first, ended ones included."""
-        found = await self.ledger.lines(cluster=self.world.cluster, pool=self.world.pool)
-        return [line for line in reversed(found) if not job or line.workload.job == f"Job/{job}"]
-
-    async def workload(self, name: str) -> WorkloadFacts:
-        found = job_of(await self.facts(), name)
-        assert found is not None, f"no workload of job {name!r}"
-        return found
-
-    async def demand_open(self, group: str) -> bool:
-        """Whether a demand of the group is live."""
-        return any(d.lender == self.name(group) and d.state in LIVE for d in (await self.books()).demands)
-
-    async def loan(self, name: str) -> LoanState:
-        """Return the Loan of a job."""
-        return await self.client.loan_state(loan_id(self.world.cluster, (await self.workload(name)).key.uid))
-
-    async def reclaim(self, group: str) -> ReclaimState:
-        """Return the group's last Reclaim."""
-        return await self.client.reclaim_state(reclaim_id(self.world.cluster, self.world.pool, self.name(group)))
-
-    # ---- waiting
-
-    async def placed(self, name: str) -> WorkloadFacts:
-        """See every pod of a job on a node."""
-
-        def holds(facts: PoolFacts) -> bool:
-            found = job_of(facts, name)
-            return found is not None and found.reserved and found.placed
-
-        await self.until_facts(holds, f"{name} is placed")
-        return await self.workload(name)
-
-    async def answers(self, name: str) -> None:
-        """See a job say where its checkpoint hook listens."""
-        await self.until_facts(lambda facts: _answers(job_of(facts, name)), f"{name} answers")
-
-    async def gone(self, name: str) -> WorkloadFacts:
-        """See a job hold neither quota nor pods."""
-
-        def holds(facts: PoolFacts) -> bool:
-            found = job_of(facts, name)
-            return found is not None and found.gone
-
-        await self.until_facts(holds, f"{name} is gone from the GPUs")
-        return await self.workload(name)
-
-    async def pods_placed(self, deployment: str, count: int) -> None:
-        """See `count` pods of a Deployment on nodes."""
-        await self.until_facts(
-            lambda facts: sum(each.reserved and each.placed for each in pods_of(facts, deployment)) == count,
-            f"{count} pods of {deployment} are placed",
-        )
-
-    async def loan_in(self, name: str, *phases: LoanPhase) -> LoanState:
-        """See a job's Loan in one of the phases."""
-
-        async def look() -> LoanState | None:
-            state = await self.loan(name)
-            return state if state.phase in phases else None
-
-        return await self.until(look, f"the loan of {name} is {' or '.join(phases)}")
-
-    async def demand_met(self, group: str) -> None:
-        """See no demand of the group live any more."""
-
-        async def look() -> bool:
-            return not await self.demand_open(group)
-
-        await self.until(look, f"no demand of {group} is live")
-
-    async def until_facts(self, holds: Callable[[PoolFacts], object], what: str) -> None:
-        async def look() -> bool:
-            return bool(holds(await self.facts()))
-
-        await self.until(look, what)
-
-    async def until(self, look: Callable[[], Awaitable[T | None]], what: str, patience: float = PATIENCE) -> T:
-        """Look until there is something to see; fail, saying what was waited for and how things stand."""
-        clock = asyncio.get_running_loop()
-        end, trouble = clock.time() + patience, ""
-        while True:
-            try:
-                if found := await look():
-                    return found
-                trouble = ""
-            except BankError as error:
-                trouble = str(error)
-            if clock.time() > end:
-                raise AssertionError(f"not within {patience:.0f} s: {what}; {trouble}\n{await self.story()}")
-            await asyncio.sleep(LOOK)
-
-    @contextlib.asynccontextmanager
-    async def forbidden(self, happens: Callable[[PoolFacts], object], what: str) -> AsyncIterator[None]:
-        """See that something does not happen while the block runs."""
-        assert self._auditor is not None
-        rule = happens, what
-        self._auditor.forbidden.append(rule)
-        yield
-        self._auditor.forbidden.remove(rule)
-        assert self._auditor.violations == [], f"{self._auditor.violations}\n{await self.story()}"
-
-    # ---- the audit
-
-    async def settled(self) -> None:
-        """See all at rest, then judge the books, the quotas and the ledger: whatever happened, they must agree."""
-
-        async def rests() -> bool:
-            books, facts = await self.books(), await self.facts()
-            quiet = not any(demand.state in LIVE for demand in books.demands)
-            return quiet and not drift(books, facts) and not unbacked(books, facts) and all(map(_at_rest, books.lines))
-
-        await self.until(rests, "the pool is at rest, its quotas are those of the books, and loans back every borrower")
-        books, facts = await self.books(), await self.facts()
-        assert sum(queue.nominal for queue in facts.queues) <= self.capacity
-        for group, policy in self.policies.items():
-            name = self.name(group)
-            own = facts.queue(name, Side.OWN)
-            assert own is not None
-            assert books.lent_to_others(name) <= policy.get("lendingLimit", policy["guaranteed"])
-            assert books.lent(name) + own.reserved <= books.guarantee(name).in_force
-            assert books.borrowed(name) <= policy.get("borrowLimit", self.capacity - policy["guaranteed"])
-        report = await self.ledger.verify()
-        assert report.ok, report.findings
-        assert self._auditor is not None
-        assert self._auditor.violations == []
-
-    async def story(self) -> str:
-        """Everything that helps to understand a failed scenario."""
-        return await story(self.world, self.ledger, self.client, map(self.name, self.policies))
-
     # ---- the end
 
     async def stop_auditing(self) -> None:
@@ -412,20 +254,10 @@ class Bank:
         return not any(left)
 
 
-def _answers(workload: WorkloadFacts | None) -> bool:
-    """Whether the first pod says where its hook listens."""
-    pods = workload.pod_facts if workload is not None else ()
-    return any(CHECKPOINT_ENDPOINT_ANNOTATION in pod.annotations for pod in pods)
-
-
 def _checkpointable(storage: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return labels and annotations of a training run that saves below `storage`."""
     annotations = {CHECKPOINT_TRANSPORT_ANNOTATION: "http", CHECKPOINT_STORAGE_ANNOTATION: storage.as_uri()}
     return {WORKLOAD_TYPE_LABEL: "training", RETRYABLE_LABEL: "false"}, annotations
-
-
-def _at_rest(line: Line) -> bool:
-    return line.state is LineState.GRANTED and line.demand is None
 
 
 def _object(kind: str, name: str, spec: Mapping[str, Any], namespace: str = "") -> dict[str, Any]:

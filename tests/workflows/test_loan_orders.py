@@ -155,7 +155,8 @@ async def test_a_job_whose_pods_started_after_it_was_asked_and_that_cannot_save_
     await bank.loan_in(train, LoanPhase.DURABLE)
     await desk.stop("demand")
     kept = await bank.loan_in(train, LoanPhase.ACTIVE, LoanPhase.PARKED)
-    assert kept.note.startswith("protected")
+    assert kept.phase is LoanPhase.ACTIVE
+    assert "CheckpointFailed" in bank.reasons("train")
     assert (await bank.placed("train")).active
 
 
