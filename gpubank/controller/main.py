@@ -5,6 +5,7 @@ The only module that wires it. Replicas compete for a Lease; the one that leads 
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -124,6 +125,9 @@ def main() -> None:
     try:
         settings = Settings.load({"mode": Mode.CLUSTER})
         configure(settings.log_level, settings.log_format)
+        # Books and facts of a large pool are hundreds of thousands of small objects that live long: with the default
+        # thresholds the collector walked them in every turn (worst step 886 ms, 322 ms with these).
+        gc.set_threshold(50_000, 20, 100)
         asyncio.run(_main(settings))
     except BankError as error:
         sys.stderr.write(f"gpubank controller: {error}\n")
