@@ -88,7 +88,7 @@ class ReclaimPolicy(ApiModel):
     """Whether recalls for this group, as the lender, wait for an admin of it."""
 
     within_group: WithinGroup = WithinGroup.NEVER
-    """Whether own work of lower priority makes room for own work of higher priority."""
+    """Whether own work of lower priority makes room for own work of higher priority. Recorded, not in force yet."""
 
     @model_validator(mode="after")
     def _each_class_once(self) -> Self:

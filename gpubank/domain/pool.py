@@ -140,10 +140,10 @@ class PoolLimits(ApiModel):
         tuple[Annotated[str, Field(min_length=1, max_length=253)], ...],
         Field(max_length=64, json_schema_extra=SET),
     ] = ()
-    """Kueue priority classes that work of the pool may name; none listed allows any."""
+    """Kueue priority classes that work of the pool may name; none listed allows any. Recorded, not enforced yet."""
 
     serving_floor_gpus: GpuCount = 0
-    """GPUs that are never lent, whatever the guarantees: the floor of the pool's inference."""
+    """GPUs that tides never lend, whatever the guarantees: the floor of the pool's inference. Not in force before tides."""
 
     @model_validator(mode="after")
     def _victims_can_be_back_in_time(self) -> Self:
