@@ -143,7 +143,7 @@ class PoolLimits(ApiModel):
     """Kueue priority classes that work of the pool may name; none listed allows any. Recorded, not enforced yet."""
 
     serving_floor_gpus: GpuCount = 0
-    """GPUs that tides never lend, whatever the guarantees: the floor of the pool's inference. Not in force before tides."""
+    """GPUs that tides never lend: the floor of the pool's inference. Recorded, not in force yet."""
 
     @model_validator(mode="after")
     def _victims_can_be_back_in_time(self) -> Self:
