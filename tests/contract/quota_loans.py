@@ -118,10 +118,10 @@ class LoanMechanics:
         await bench.never(reserved("loan"), seconds=1.5)
 
     async def test_a_stop_against_an_old_version_stops_nobody(self, bench: Bench) -> None:
-        await bench.quotas(ads_borrow=8)
         await bench.job("ads", "loan", side=Side.BORROW)
         facts = await bench.until(lambda facts: job_of(facts, "loan"))
-        early = the(facts, "loan")
+        early = the(facts, "loan")  # it waits: nobody has lent it anything yet
+        await bench.quotas(ads_borrow=8)
         await bench.until(placed("loan"))
         current = the(await bench.backend.observe(bench.world.pool), "loan")
         assert early.version != current.version
