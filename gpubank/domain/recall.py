@@ -1,7 +1,7 @@
 """Phases of the Loan and Reclaim workflows, and the messages that pass between them."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -391,8 +391,3 @@ class Needs(Message):
 
     demands: tuple[str, ...]
     at: AwareDatetime
-
-
-def due_in(due_at: datetime, now: datetime) -> timedelta:
-    """Time left until `due_at`, never negative."""
-    return max(due_at - now, timedelta())
