@@ -1,8 +1,10 @@
-"""What a scrape costs: 8 GPUs, each cut into 7 MIG devices, and 110 pods, in a real process over real sockets.
+"""What a scrape costs, and a node's whole agent: 8 GPUs, each cut into 7 MIG devices, and 110 pods, in real processes.
 
 The exporter runs as on a node: NVIDIA's binding on the tests' stand-in for `libnvidia-ml.so.1`, the kubelet's two APIs
 on Unix sockets, a signed snapshot on disk. 56 of the pods hold a MIG device each; the others hold none. Every answer is
-taken over HTTP as Prometheus takes it, OpenMetrics and gzip.
+taken over HTTP as Prometheus takes it, OpenMetrics and gzip. Growth counts from after 2,000 scrapes and two looks at
+the GPUs, when every path was taken often. The agent's memory is that of its three processes, device plugin, exporter
+and reporter (whose Temporal is away), each as the system counts it: pages that they share are counted for each.
 """
 
 import argparse
@@ -42,6 +44,10 @@ ACCEPT: Final = {
     "Accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
     "Accept-Encoding": "gzip",
 }
+WARM_UP: Final = 2000
+WARM_UP_SECONDS: Final = 15
+"""Long enough for the GPUs to be looked up thrice."""
+
 PEER_RSS_MIB: Final = (405, 512)
 """Working set of dcgm-exporter that a public cluster's operators report for such nodes, and their limit."""
 
@@ -114,6 +120,7 @@ def running(folder: Path, interval: float) -> Iterator[tuple[subprocess.Popen[by
     port = _free_port()
     settings = {
         "node": NODE,
+        "holders": str(folder / "holders.json"),
         "listen": {"address": "127.0.0.1", "port": port},
         "kubelet": {
             "podResourcesSocket": str(sockets.pod_resources),
@@ -121,29 +128,95 @@ def running(folder: Path, interval: float) -> Iterator[tuple[subprocess.Popen[by
             "checkpoint": str(folder / "no-checkpoint"),
         },
         "metadata": {"publicKeys": [str(folder / "public.pem")], "file": str(folder / "metadata.snapshot")},
-        "timing": {"collect": interval},
+        "timing": {"collect": interval, "inventory": max(5.0, interval)},
     }
     (folder / "exporter.yaml").write_text(json.dumps(settings))
+    process = start(folder, port)
+    try:
+        yield process, port, sockets
+    finally:
+        end(process)
+        sockets.close()
+
+
+def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """Start the exporter whose settings lie in the folder, and wait until it is ready."""
+    process = launch(folder, "exporter", "nodeagent.exporter", "--config", str(folder / "exporter.yaml"))
+    try:
+        _wait_until_ready(process, port, folder / "exporter.log")
+    except BaseException:
+        end(process)
+        raise
+    return process
+
+
+def launch(folder: Path, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a process of the agent on the folder's GPUs."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(build().parent),
         ENVIRONMENT: str(folder / "nvml.facts"),
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "nodeagent.exporter.main", "--config", str(folder / "exporter.yaml")]
-    with (folder / "exporter.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment, stderr=log, stdout=log)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process."""
+    process.send_signal(signal.SIGTERM)
     try:
-        _wait_until_ready(process, port, folder / "exporter.log")
-        yield process, port, sockets
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def reporter(folder: Path) -> Iterator[int]:
+    """Run a reporter whose Temporal is away; yields its process id."""
+    settings = {
+        "node": NODE,
+        "pluginDirectory": str(folder / "state"),
+        "spoolDirectory": str(folder / "spool"),
+        "podResourcesSocket": str(folder / "pod-resources.sock"),
+        "temporal": {"address": f"127.0.0.1:{_free_port()}"},
+    }
+    (folder / "reporter.yaml").write_text(json.dumps(settings))
+    process = launch(folder, "reporter", "nodeagent.reporter", "--config", str(folder / "reporter.yaml"))
+    try:
+        deadline = time.monotonic() + 60
+        while "does not answer" not in (folder / "reporter.log").read_text():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the reporter does not run: {(folder / 'reporter.log').read_text()[-2000:]}")
+            time.sleep(0.1)
+        yield process.pid
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        sockets.close()
+        end(process)
+
+
+@contextmanager
+def plugin(folder: Path) -> Iterator[int]:
+    """Run a device plugin on the same GPUs, which no kubelet asks; yields its process id."""
+    for name in ("plugins", "registry", "state", "driver"):
+        (folder / name).mkdir()
+    settings = {
+        "pluginDirectory": str(folder / "plugins"),
+        "registryDirectory": str(folder / "registry"),
+        "stateDirectory": str(folder / "state"),
+        "driverDirectory": str(folder / "driver"),
+    }
+    (folder / "nodeagent.yaml").write_text(json.dumps(settings))
+    process = launch(folder, "plugin", "nodeagent.plugin", "--config", str(folder / "nodeagent.yaml"))
+    try:
+        deadline = time.monotonic() + 30
+        while not list((folder / "plugins").glob("*.sock")):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the plugin does not serve: {(folder / 'plugin.log').read_text()[-2000:]}")
+            time.sleep(0.1)
+        yield process.pid
+    finally:
+        end(process)
 
 
 def scrape(port: int) -> tuple[float, bytes]:
@@ -165,10 +238,11 @@ def measure(scrapes: int, interval: float) -> dict[str, Any]:
     """Scrape that often and say what it cost."""
     folder = Path(tempfile.mkdtemp(prefix="gpb-exporter-"))
     try:
-        with running(folder, interval) as (process, port, sockets):
-            for _ in range(50):
+        with running(folder, interval) as (process, port, sockets), plugin(folder) as beside, reporter(folder) as third:
+            since = time.monotonic()
+            for _ in range(WARM_UP):
                 scrape(port)
-            time.sleep(5 * interval + 0.5)
+            time.sleep(max(5 * interval + 0.5, since + WARM_UP_SECONDS - time.monotonic()))
             warm, cpu, lists = rss_mib(process.pid), cpu_seconds(process.pid), sockets.lists
             started, times, body = time.monotonic(), [], b""
             before = _number(scrape(port)[1], "gpubank_exporter_collections_total")
@@ -180,14 +254,18 @@ def measure(scrapes: int, interval: float) -> dict[str, Any]:
             asked, collected = sockets.lists - lists, after - before
             text = gzip.decompress(body).decode()
             times.sort()
+            exporter, others = rss_mib(process.pid), [rss_mib(beside), rss_mib(third)]
             return {
                 "scrapes": scrapes,
                 "scrape_p50_ms": round(statistics.median(times), 3),
                 "scrape_p99_ms": round(times[int(len(times) * 0.99) - 1], 3),
                 "scrape_max_ms": round(times[-1], 3),
-                "exporter_rss_mib": round(rss_mib(process.pid), 1),
+                "exporter_rss_mib": round(exporter, 1),
                 "exporter_rss_warm_mib": round(warm, 1),
-                "exporter_rss_growth_mib": round(rss_mib(process.pid) - warm, 1),
+                "exporter_rss_growth_mib": round(exporter - warm, 2),
+                "plugin_rss_mib": round(others[0], 1),
+                "reporter_rss_mib": round(others[1], 1),
+                "agent_rss_mib": round(exporter + sum(others), 1),
                 # A collection may be half done at either end; what is beyond one per collection came from scrapes.
                 "api_calls_per_scrape": max(asked - collected - 1, 0) / scrapes,
                 "collections": collected,

@@ -1,7 +1,8 @@
-"""Take the image's lock files from requirements.lock: `python -m containers.locks` in an environment made of it.
+"""Take the images' lock files from requirements.lock: `python -m containers.locks` in an environment made of it.
 
-    runtime.lock  what the project depends on, without its extras
-    build.lock    what builds its wheel
+    runtime.lock    what the project depends on, with the extra `nodeagent`: the controller serves nodes over gRPC
+    nodeagent.lock  what the processes on a node import, and no more
+    build.lock      what builds its wheel
 
 The whole lock holds tests, lab and trainer too, and no edges between packages; those are read off what is installed.
 """
@@ -10,7 +11,7 @@ import re
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from packaging.markers import Marker
 from packaging.requirements import Requirement
@@ -18,6 +19,9 @@ from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).parents[1]
 BUILD: Final = ("hatchling", "editables")
+NODEAGENT: Final = ("cryptography", "pydantic", "pydantic-settings", "pyyaml", "temporalio")
+"""What the processes on a node import besides the extra; Temporal is the reporter's."""
+
 TARGET: Final = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 _HEAD: Final = "# Written by `python -m containers.locks` from requirements.lock.\n"
 
@@ -46,17 +50,31 @@ def blocks() -> dict[str, str]:
 
 
 def files() -> dict[str, str]:
-    """Render both lock files, by name."""
+    """Render the lock files, by name."""
     known = blocks()
-    wanted = {"runtime.lock": closure(*_dependencies()), "build.lock": closure(*BUILD)}
+    wanted = {
+        "runtime.lock": closure(*_dependencies(), *_extra("nodeagent")),
+        "nodeagent.lock": closure(*NODEAGENT, *_extra("nodeagent")),
+        "build.lock": closure(*BUILD),
+    }
     return {
         file: _HEAD + "".join(f"{known[name].rstrip()}\n" for name in sorted(names)) for file, names in wanted.items()
     }
 
 
 def _dependencies() -> list[str]:
+    found: list[str] = _project()["dependencies"]
+    return found
+
+
+def _extra(name: str) -> list[str]:
+    found: list[str] = _project()["optional-dependencies"][name]
+    return found
+
+
+def _project() -> dict[str, Any]:
     # From the project file, for an editable installation may remember an older one.
-    found: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return found
 
 

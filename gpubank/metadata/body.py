@@ -22,6 +22,7 @@ VERSION: Final = 1
 LARGEST: Final = 4 * 1024 * 1024
 """Bytes of the largest body that is read; a node with a thousand pods has some 400 KiB."""
 
+_NEVER: Final = datetime.fromtimestamp(0, UTC)
 _MOST_PODS: Final = 4096
 _MOST_DEVICES: Final = 4096
 _MOST_SPANS: Final = 64
@@ -45,7 +46,16 @@ def encode(metadata: NodeMetadata) -> bytes:
 
 def content(metadata: NodeMetadata) -> bytes:
     """Write what it says, without when: two snapshots with equal content differ only in their age."""
-    return encode(NodeMetadata(metadata.node, datetime.fromtimestamp(0, UTC), metadata.pods, metadata.devices))
+    return encode(NodeMetadata(metadata.node, _NEVER, metadata.pods, metadata.devices))
+
+
+def issued(said: bytes, at: datetime) -> bytes:
+    """Say the time in what `content` wrote: the same bytes as `encode`, without writing every pod again."""
+    return said.replace(_issued_at(_NEVER), _issued_at(at), 1)  # the first: a node's name has no quotes
+
+
+def _issued_at(at: datetime) -> bytes:
+    return f'"issuedAt":"{_instant(at)}"'.encode()
 
 
 def decode(raw: bytes) -> NodeMetadata:

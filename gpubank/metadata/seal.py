@@ -10,6 +10,7 @@ can be changed: trust the new one everywhere, sign with it, drop the old one.
 import base64
 import binascii
 import hashlib
+import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,12 +18,6 @@ from typing import Final, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
 
 from gpubank.domain.attribution import NodeMetadata
 from gpubank.domain.errors import PolicyError
@@ -50,6 +45,8 @@ class Sealer:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the private key, an unencrypted PEM file. Raises PolicyError."""
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key  # megabytes that no node needs
+
         try:
             key = load_pem_private_key(_read(path, "signing key"), password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -60,7 +57,10 @@ class Sealer:
 
     def seal(self, metadata: NodeMetadata) -> bytes:
         """Write and sign a snapshot."""
-        raw = body.encode(metadata)
+        return self.seal_body(body.encode(metadata))
+
+    def seal_body(self, raw: bytes) -> bytes:
+        """Sign a snapshot that is written already."""
         signature = base64.b64encode(self._key.sign(MAGIC + b"\n" + raw))
         return b"%s %s %s\n%s" % (MAGIC, self.key_id.encode(), signature, raw)
 
@@ -77,16 +77,7 @@ class Opener:
     @classmethod
     def load(cls, node: str, paths: Iterable[Path]) -> Self:
         """Read the trusted public keys, PEM files. Raises PolicyError."""
-        keys = []
-        for path in paths:
-            try:
-                key = load_pem_public_key(_read(path, "public key"))
-            except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-                raise PolicyError(f"public key {str(path)!r} is no public key in PEM; {_REMEDY}") from error
-            if not isinstance(key, Ed25519PublicKey):
-                raise PolicyError(f"public key {str(path)!r} is no Ed25519 key; {_REMEDY}")
-            keys.append(key)
-        return cls(node, keys)
+        return cls(node, [_public_key(path) for path in paths])
 
     def open(self, sealed: bytes, *, now: datetime, newest: datetime | None = None) -> NodeMetadata:
         """Return what a snapshot says; nothing of it is read before its signature holds.
@@ -121,12 +112,30 @@ class Opener:
         return metadata
 
 
+_PEM: Final = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PUBLIC KEY-----")
+_ED25519: Final = bytes.fromhex("302a300506032b6570032100")
+"""SubjectPublicKeyInfo of an Ed25519 key (RFC 8410), up to the key itself."""
+
 _REMEDY: Final = "make one with `openssl genpkey -algorithm ed25519`"
 
 
 def key_id(key: Ed25519PublicKey) -> str:
     """Name a key by its hash."""
-    return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    """Read an Ed25519 key in PEM, a fixed head and 32 bytes: a reader of every kind of key takes megabytes."""
+    found = _PEM.search(_read(path, "public key"))
+    if found is None:
+        raise PolicyError(f"public key {str(path)!r} is no public key in PEM; {_REMEDY}")
+    try:
+        raw = base64.b64decode(b"".join(found[1].split()), validate=True)
+        if len(raw) != len(_ED25519) + 32 or not raw.startswith(_ED25519):
+            raise PolicyError(f"public key {str(path)!r} is no Ed25519 key; {_REMEDY}")
+        return Ed25519PublicKey.from_public_bytes(raw[len(_ED25519) :])
+    except (binascii.Error, ValueError, UnsupportedAlgorithm) as error:
+        raise PolicyError(f"public key {str(path)!r} is no public key in PEM; {_REMEDY}") from error
 
 
 def _read(path: Path, what: str) -> bytes:

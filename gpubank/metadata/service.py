@@ -101,7 +101,7 @@ class MetadataService:
                     if said != told or told_at is None or metadata.issued_at - told_at >= self._refresh:
                         told, told_at = said, metadata.issued_at
                         self.issued += 1
-                        yield self._sealer.seal(metadata)
+                        yield self._sealer.seal_body(body.issued(said, metadata.issued_at))
                     else:
                         pause = max((told_at + self._refresh - metadata.issued_at).total_seconds(), 0.01)
                 try:

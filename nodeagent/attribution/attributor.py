@@ -94,6 +94,11 @@ class Attributor:
         if checkpoint is not None:
             self.sources[Source.CHECKPOINT] = SourceState()
 
+    @property
+    def unsaved(self) -> int:
+        """Changes of holders that a restart would forget."""
+        return self._memory.unsaved
+
     def collect(self, inventory: Inventory) -> Attribution:
         """Say who holds what now; asks every source once at most."""
         listed = self._ask(Source.POD_RESOURCES, self._allocations.list)

@@ -5,7 +5,6 @@ was told so.
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 from gpubank.domain.attribution import NodeMetadata
 from gpubank.domain.errors import BankError
 from gpubank.metadata.seal import LARGEST, Opener
+from nodeagent.attribution.files import replace
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class SnapshotStore:
         if not self._believe(sealed, "the control plane's snapshot"):
             return False
         try:
-            self._write(sealed)
+            replace(self._path, sealed)
         except OSError as error:
             self.unsaved += 1
             log.warning("snapshot %s cannot be written: %s; a restart forgets it", self._path, error.strerror)
@@ -73,20 +73,3 @@ class SnapshotStore:
                 log.warning("%s is not believed: %s", what, error)
                 return False
             return True
-
-    def _write(self, sealed: bytes) -> None:
-        folder = self._path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = folder / f".{self._path.name}.new"
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(sealed)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self._path)
-        # The rename itself must survive a power cut, or an older snapshot comes back.
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

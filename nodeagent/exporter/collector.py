@@ -165,6 +165,7 @@ class Collector:
         found = dict(self._hardware.failures) if self._hardware is not None else {}
         if self._attributor is not None:
             found.update({str(source): state.failures for source, state in self._attributor.sources.items()})
+            found["holders_file"] = self._attributor.unsaved
         found["collection"] = self._crashes
         if self._store is not None:
             found["snapshot_file"] = self._store.unsaved

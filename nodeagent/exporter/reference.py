@@ -17,7 +17,7 @@ _INTRODUCTION: Final = """\
 
 # Metrics of the node's exporter
 
-`python -m nodeagent.exporter.main --config FILE` serves these on `/metrics`, as text or OpenMetrics, whichever the
+`python -m nodeagent.exporter --config FILE` serves these on `/metrics`, as text or OpenMetrics, whichever the
 scraper prefers. Numbers that the hardware does not give are left out, never zero: `gpubank_gpu_capability` says which
 those are. How to join them to pods: [attribute GPUs](../how-to/attribute-gpus.md).
 

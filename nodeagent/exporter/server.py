@@ -82,6 +82,8 @@ class Application:
             return _plain(start, "200 OK", "gpubank exporter: /metrics /healthz /readyz\n")
         if path != "/metrics":
             return _plain(start, "404 Not Found", "there is /metrics, /healthz and /readyz\n")
+        if environment.get(_UNCERTIFIED):
+            return _plain(start, "403 Forbidden", "show a certificate of yours\n")
         if self._users is not None and not self._users.allows(environment.get("HTTP_AUTHORIZATION", "")):
             return _plain(start, "401 Unauthorized", "who are you?\n", ("WWW-Authenticate", 'Basic realm="metrics"'))
         form = form_of(environment.get("HTTP_ACCEPT", ""), environment.get("HTTP_ACCEPT_ENCODING", ""))
@@ -98,6 +100,8 @@ class Application:
 
 
 _UNAVAILABLE: Final = "503 Service Unavailable"
+_UNCERTIFIED: Final = "gpubank.uncertified"
+"""In a request's environment: a certificate is asked for, and none was shown."""
 
 
 def form_of(accept: str, accept_encoding: str) -> Form:
@@ -116,12 +120,20 @@ class Tls:
     """Certificates of the server; read anew when the files change."""
 
     def __init__(self, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
-        """`client_authorities` asks scrapers for a certificate signed by one of them. Raises PolicyError."""
+        """`client_authorities` asks scrapers for a certificate signed by one of them. Raises PolicyError.
+
+        Whoever shows none is let in as far as the health endpoints, for a kubelet's probe has none to show.
+        """
         self._files = [path for path in (certificate, key, client_authorities) if path is not None]
         self._certificate, self._key, self._authorities = certificate, key, client_authorities
         self._lock = threading.Lock()
         self._seen = self._stamps()
         self._context = self._load()
+
+    @property
+    def asks(self) -> bool:
+        """Whether scrapers must show a certificate."""
+        return self._authorities is not None
 
     def context(self) -> ssl.SSLContext:
         """Return the context for the next connection."""
@@ -142,7 +154,7 @@ class Tls:
             context.load_cert_chain(self._certificate, self._key)
             if self._authorities is not None:
                 context.load_verify_locations(self._authorities)
-                context.verify_mode = ssl.CERT_REQUIRED
+                context.verify_mode = ssl.CERT_OPTIONAL  # one that is shown must hold
         except (OSError, ssl.SSLError) as error:
             raise PolicyError(
                 f"TLS files of the exporter cannot be used: {error}; name a certificate and its key"
@@ -159,6 +171,13 @@ class Tls:
 
 class _Handler(WSGIRequestHandler):
     timeout = SECONDS
+    server: "Server"
+
+    def get_environ(self) -> Environment:
+        """Add whether a certificate is missing."""
+        environment: Environment = super().get_environ()
+        environment[_UNCERTIFIED] = self.server.misses_certificate(self.connection)
+        return environment
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a scrape is no event."""
@@ -209,6 +228,12 @@ class Server(ThreadingWSGIServer):
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=1)
+
+    def misses_certificate(self, connection: socket.socket) -> bool:
+        """Whether a client had to show a certificate and did not."""
+        if self._tls is None or not self._tls.asks:
+            return False
+        return not (isinstance(connection, ssl.SSLSocket) and connection.getpeercert())
 
     def server_bind(self) -> None:
         """Bind without asking DNS what this host is called."""

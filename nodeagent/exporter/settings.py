@@ -50,7 +50,7 @@ class Listen(ApiModel):
     """PEM file of the certificate's key."""
 
     client_authorities: Path | None = None
-    """PEM file of authorities, one of which must have signed the scraper's certificate."""
+    """PEM file of authorities, one of which must have signed the scraper's certificate; probes need none."""
 
     users: Path | None = None
     """File of users with hashed passwords; with it `/metrics` asks for basic auth."""
@@ -184,6 +184,9 @@ class ExporterSettings(ApiModel):
 
     rules: Path | None = None
     """Rules of the device classes, or a mounted ConfigMap; unset uses the agent's own."""
+
+    holders: Path | None = Path("/var/lib/gpubank/exporter/holders.json")
+    """File on the host by which the last holders outlive a restart; null forgets them."""
 
     listen: Listen = Listen()
     show: Show = Show()

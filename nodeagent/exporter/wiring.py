@@ -14,6 +14,7 @@ from gpubank.metadata.channel import TlsFiles
 from gpubank.metadata.seal import Opener
 from nodeagent.attribution.attributor import Attributor
 from nodeagent.attribution.checkpoint import read_checkpoint
+from nodeagent.attribution.holders import HoldersFile
 from nodeagent.attribution.kubelet import PodResources, PodsApi
 from nodeagent.attribution.memory import Memory
 from nodeagent.attribution.store import SnapshotStore
@@ -109,7 +110,7 @@ def exporter(settings: "ExporterSettings", rulebook: Rulebook) -> Exporter:
         pods=pods,
         checkpoint=partial(read_checkpoint, checkpoint) if checkpoint is not None else None,
         store=store,
-        memory=Memory(settings.timing.tombstone),
+        memory=Memory(settings.timing.tombstone, HoldersFile(settings.holders) if settings.holders else None),
         keep_seconds=settings.timing.keep,
         fresh_seconds=settings.metadata.fresh,
     )

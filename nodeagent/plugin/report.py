@@ -38,6 +38,8 @@ def report(inventory: Inventory, monitor: Monitor, rulebook: Rulebook, conflict:
                 "class": inventory.verdicts[gpu.uuid].device_class if gpu.uuid in inventory.verdicts else "unknown",
                 "migEnabled": gpu.mig_enabled,
                 "marks": [mark.to_json() for mark in book.against(gpu.uuid)],
+                "wrong": book.still_wrong(gpu.uuid),
+                "verdict": book.verdict(gpu.uuid),
             }
             for gpu in monitor.snapshot.gpus
         ],

@@ -8,6 +8,7 @@ ends makes all devices of the resource unhealthy at once, hence a server is only
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -34,6 +35,7 @@ _AUTHORITY: Final = (("grpc.default_authority", "localhost"),)
 _REGISTER_SECONDS: Final = 10.0
 _LONGEST_NAME: Final = 44
 """Characters of a resource that its socket's name keeps: a socket's whole path may have 107 bytes."""
+_TURN_BYTES: Final = 3
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +75,18 @@ class Source(Protocol):
         ...
 
 
-def socket_name(offer: Offer) -> str:
-    """Name of a resource's socket in the kubelet's folder."""
+def socket_stem(offer: Offer) -> str:
+    """What the names of a resource's sockets in the kubelet's folder begin with."""
     name = offer.name
     if len(name) > _LONGEST_NAME:
         name = f"{name[: _LONGEST_NAME - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
-    return f"gpubank-{name}.sock"
+    return f"gpubank-{name}"
+
+
+def sockets(folder: Path, offer: Offer) -> list[Path]:
+    """Return every socket of a resource in the kubelet's folder, whichever agent left it."""
+    stem = socket_stem(offer)
+    return sorted((*folder.glob(f"{stem}.sock"), *folder.glob(f"{stem}_{'[0-9a-f]' * 2 * _TURN_BYTES}.sock")))
 
 
 class ResourceServer:
@@ -86,7 +94,9 @@ class ResourceServer:
 
     def __init__(self, offer: Offer, folder: Path, source: Source) -> None:
         self.offer = offer
-        self.path = folder / socket_name(offer)
+        self.path = folder / f"{socket_stem(offer)}.sock"
+        """Where it listens; another path each time that it serves anew."""
+        self._folder = folder
         self._kubelet = folder / KUBELET_SOCKET
         self._source = source
         self._server: grpc.aio.Server | None = None
@@ -101,14 +111,19 @@ class ResourceServer:
         To be called again and again: it serves anew if the socket is gone, registers anew if the kubelet is another
         one, and otherwise does nothing. Raises OSError and grpc.aio.AioRpcError.
         """
-        if self._server is None or identity(self.path) != self._bound:
+        if self._server is None or self._bound is None or identity(self.path) != self._bound:
             await self._serve()
         kubelet = identity(self._kubelet)
         if kubelet is None:
             self._registered_with = None
             return False
         if kubelet != self._registered_with:
-            await self._register()
+            try:
+                await self._register()
+            except grpc.aio.AioRpcError:
+                # It may have connected all the same, and would refuse this path from now on.
+                self._bound = None
+                raise
             # Looked at before the call: if it was replaced meanwhile, the next look differs and registers again.
             self._registered_with = kubelet
         return True
@@ -128,10 +143,14 @@ class ResourceServer:
         self._registered_with = self._bound = None
 
     async def _serve(self) -> None:
-        if self._server is not None:
+        if self._server is not None and self._bound is not None:
             _log.warning("the socket of %s is gone; serving anew", self.offer.resource)
         await self.stop()
-        self.path.unlink(missing_ok=True)  # of an agent that was killed
+        for left in sockets(self._folder, self.offer):
+            left.unlink(missing_ok=True)  # of an agent that was killed
+        # A kubelet since 1.37 refuses a path that it believes to be connected, and if it missed the end of that
+        # connection it does so until it restarts. A path that it never saw it cannot refuse.
+        self.path = self._folder / f"{socket_stem(self.offer)}_{secrets.token_hex(_TURN_BYTES)}.sock"
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         api_pb2_grpc.add_DevicePluginServicer_to_server(_Servicer(self, self._source), server)
         server.add_insecure_port(f"unix://{self.path}")

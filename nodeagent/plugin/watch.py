@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _EVENTS: Final = 0x100 | 0x200 | 0x40 | 0x80 | 0x400 | 0x800  # created, deleted, moved from, moved to, folder itself
-_SETTLE: Final = 0.1
+_SETTLE: Final = 0.01
 """Seconds in which a burst of changes becomes one."""
 
 

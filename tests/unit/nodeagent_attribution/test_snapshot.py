@@ -35,6 +35,15 @@ def test_equal_facts_are_equal_bytes() -> None:
     assert body.encode(again) == body.encode(FULL)
 
 
+@given(
+    node=st.sampled_from(["gpu-0", "issuedat.1970-01-01t00-00-00z"]),
+    at=st.floats(1, 4e9).map(lambda seconds: datetime.fromtimestamp(seconds, UTC)),
+)
+def test_a_time_said_afterwards_gives_the_same_bytes(node: str, at: datetime) -> None:
+    metadata = a_snapshot(told("u1", model="llama"), node=node, issued_at=at, devices=DEVICES)
+    assert body.issued(body.content(metadata), at) == body.encode(metadata)
+
+
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_a_snapshot_with_any_bit_changed_is_not_believed(place: int, bit: int) -> None:
     raw = bytearray(sealed(FULL))

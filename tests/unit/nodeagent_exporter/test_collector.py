@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpubank.domain.errors import BackendError, PolicyError
+from gpubank.metadata.channel import TlsFiles
 from nodeagent.attribution.allocations import Allocation
 from nodeagent.attribution.attributor import Attributor
 from nodeagent.exporter.auth import Users, line
@@ -282,26 +283,32 @@ def test_a_user_who_could_never_sign_in_is_refused(user: str, password: str) -> 
         line(user, password)
 
 
-def test_tls_asks_for_client_certificates_where_it_is_told_to(node: FakeNode, serve: Any, tmp_path: Path) -> None:
+def test_tls_asks_scrapers_for_a_certificate_where_it_is_told_to_and_probes_never(
+    node: FakeNode, serve: Any, tmp_path: Path
+) -> None:
     certificates = Certificates(tmp_path)
     ours, theirs = certificates.issue("localhost"), certificates.issue("prometheus")
+    (tmp_path / "other").mkdir()
+    strange = Certificates(tmp_path / "other").issue("prometheus")
     collector = a_collector(node)
     collector.collect()
     server = serve(collector, tls=Tls(ours.certificate, ours.key, ours.authorities))
-    context = ssl.create_default_context(cafile=str(ours.authorities))
 
-    def scrape() -> int:
+    def ask(path: str, shown: TlsFiles | None = None) -> int:
+        context = ssl.create_default_context(cafile=str(ours.authorities))
+        if shown is not None:
+            context.load_cert_chain(shown.certificate, shown.key)
         connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=10)
         try:
-            connection.request("GET", "/metrics")
+            connection.request("GET", path)
             return connection.getresponse().status
         finally:
             connection.close()
 
+    assert [ask("/metrics"), ask("/metrics", theirs)] == [403, 200]
+    assert [ask("/healthz"), ask("/readyz")] == [503, 200], "the collector's thread does not run in this test"
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        scrape()
-    context.load_cert_chain(theirs.certificate, theirs.key)
-    assert scrape() == 200
+        ask("/healthz", strange)
 
 
 def test_clients_that_say_nothing_keep_nobody_out(node: FakeNode, serve: Any, tmp_path: Path) -> None:
