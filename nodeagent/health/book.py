@@ -106,6 +106,13 @@ class HealthBook:
             return f"{seen.symptom} ({seen.detail})" if seen.detail else str(seen.symptom)
         return ", ".join(cause for cause, _ in self._faults(seen.condition)) if seen.condition else ""
 
+    def verdict(self, uuid: str) -> str:
+        """The driver's recovery action by the last poll, as in `NONE`; empty where it did not tell."""
+        seen = self._seen.get(uuid)
+        if seen is None or seen.condition is None or seen.condition.recovery_action is None:
+            return ""
+        return seen.condition.recovery_action.name
+
     # ---------------------------------------------------------------------------------------------- answers
 
     def against(self, uuid: str, gi: int = ANY_INSTANCE, ci: int = ANY_INSTANCE) -> tuple[Mark, ...]:
@@ -138,6 +145,8 @@ class HealthBook:
         # A driver that says nothing is needed knows about its own pending rows.
         elif condition.remap_pending and condition.recovery_action is not RecoveryAction.NONE:
             yield Symptom.REMAP_PENDING, self.policy.of_symptom(Symptom.REMAP_PENDING)
+        if condition.thermal_slowdown:
+            yield Symptom.THERMAL, self.policy.of_symptom(Symptom.THERMAL)
 
     def _mark(
         self, uuid: str, cause: str, judged: Judgement, now: float, gi: int = ANY_INSTANCE, ci: int = ANY_INSTANCE

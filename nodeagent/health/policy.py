@@ -33,6 +33,7 @@ class Symptom(StrEnum):
     ECC_EVENT = "ecc-event"
     REMAP_PENDING = "remap-pending"
     REMAP_FAILED = "remap-failed"
+    THERMAL = "thermal"
 
 
 class Recovery(StrEnum):

@@ -29,6 +29,11 @@ T = TypeVar("T")
 _MIB: Final = 1024 * 1024
 _PROFILE: Final = re.compile(r"MIG (\S+)$", re.IGNORECASE)
 _MOST_LINKS: Final = 18
+_HW_THERMAL_SLOWDOWN: Final = 0x40
+"""Bit of the reasons why clocks are held down: too hot, by the hardware's own judgement."""
+
+_NO_TEXT: Final = "what it says of itself is no text"
+
 _WANTED: Final = (
     EventKind.XID,
     EventKind.DOUBLE_BIT_ECC,
@@ -76,6 +81,8 @@ class PynvmlSession:
                 uuid = nvml.nvmlDeviceGetUUID(handle)
             except nvml.NVMLError as error:
                 found.append(Unreadable(index, _words(error), lost=self._is_lost(error)))
+            except UnicodeDecodeError:
+                found.append(Unreadable(index, _NO_TEXT))
             else:
                 handles[uuid] = handle
                 found.append(uuid)
@@ -120,11 +127,13 @@ class PynvmlSession:
                 nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
                 nvml.NVML_VOLATILE_ECC,
             )
+            reasons = self._optional(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
             return Condition(
                 recovery_action=self._recovery_action(handle),
                 remap_pending=bool(remap[2]) if remap else None,
                 remap_failed=bool(remap[3]) if remap else None,
                 ecc_uncorrected=ecc,
+                thermal_slowdown=bool(reasons & _HW_THERMAL_SLOWDOWN) if reasons is not None else None,
             )
 
     def links(self, uuids: Sequence[str]) -> Links:
@@ -294,6 +303,8 @@ class PynvmlSession:
             if self._is_lost(error):
                 raise
             return None
+        except UnicodeDecodeError:  # the binding decodes what the driver says, and believes it
+            return None
 
     @contextmanager
     def _translated(self, subject: str) -> Iterator[None]:
@@ -301,6 +312,8 @@ class PynvmlSession:
             yield
         except self._nvml.NVMLError as error:
             raise self._error(subject, error) from error
+        except UnicodeDecodeError as error:
+            raise NvmlError(f"{subject}: {_NO_TEXT}") from error
 
     def _error(self, subject: str, error: Any) -> NvmlError:
         if self._is_lost(error):

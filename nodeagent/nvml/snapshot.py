@@ -102,6 +102,9 @@ class Condition:
     ecc_uncorrected: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
 
+    thermal_slowdown: bool | None = None
+    """Its hardware holds its clocks down because it is too hot."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -1,0 +1,171 @@
+"""Events to whoever repairs: CloudEvents 1.0 in structured JSON over HTTP, signed.
+
+    POST url
+    Content-Type: application/cloudevents+json; charset=utf-8
+    Idempotency-Key: the event's id
+    Gpubank-Signature: t=<Unix seconds>,v1=<hex of HMAC-SHA256(secret, "<t>.<body>")>
+
+The receiver recomputes the signature over the bytes that it got, refuses old times, and remembers ids: an event is sent
+again until it is taken. Every address that the host has is checked before one is connected to, and that very one is
+connected to; no redirect is followed, no proxy asked, no answer read beyond 4 KiB.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from time import time
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx2
+
+from gpubank.domain.base import format_instant
+from gpubank.domain.errors import BackendError, PolicyError
+from gpubank.domain.incidentsteps import Receipt, Ticket
+
+SIGNATURE_HEADER: Final = "Gpubank-Signature"
+KEY_HEADER: Final = "Idempotency-Key"
+CONTENT_TYPE: Final = "application/cloudevents+json; charset=utf-8"
+
+_AGAIN: Final = frozenset({408, 425, 429})
+_MOST_READ: Final = 4096
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+
+class Webhook:
+    """Implements `Tickets` over HTTP."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: str,
+        networks: Sequence[Network] = (),
+        timeout: timedelta = timedelta(seconds=10),
+        now: Callable[[], float] = time,
+    ) -> None:
+        """Raises `PolicyError` for an address that cannot be called, or without a secret."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise PolicyError(f"webhook address {url!r} is none; write http(s)://host[:port]/path, without a user")
+        if not secret:
+            raise PolicyError("the webhook has no secret; set incidents.webhook.secret, for receivers trust signatures")
+        self._parts, self._secret, self._networks, self._now = parts, secret.encode(), tuple(networks), now
+        self._host = parts.hostname
+        self._timeout = timeout.total_seconds()
+        self._client = httpx2.AsyncClient(timeout=self._timeout, follow_redirects=False, trust_env=False)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def send(self, ticket: Ticket) -> Receipt:
+        """Send one event; see the port."""
+        body = event_body(ticket)
+        try:
+            async with asyncio.timeout(self._timeout):
+                address = await self._address()
+                if isinstance(address, Receipt):
+                    return address
+                status, said = await self._post(address, ticket.id, body)
+        except TimeoutError as error:
+            raise BackendError(f"{self._host} did not take the event within {self._timeout:g} s") from error
+        except (httpx2.HTTPError, OSError) as error:
+            raise BackendError(f"{self._host} cannot be reached: {type(error).__name__}: {error}"[:500]) from error
+        if 200 <= status < 300:
+            return Receipt(sent=True, note=f"taken by {self._host} (HTTP status {status})")
+        if status >= 500 or status in _AGAIN:
+            raise BackendError(f"{self._host} answers with HTTP status {status}: {said}")
+        if 300 <= status < 400:
+            said = "it redirects, which is not followed; name the final address"
+        return Receipt(sent=False, note=f"refused by {self._host} (HTTP status {status}): {said}")
+
+    async def _post(self, address: Address, key: str, body: bytes) -> tuple[int, str]:
+        parts = self._parts
+        host = f"[{address}]" if address.version == 6 else str(address)
+        url = parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host, fragment="").geturl()
+        headers = {
+            "Host": parts.netloc,
+            "Content-Type": CONTENT_TYPE,
+            "Connection": "close",
+            KEY_HEADER: key,
+            SIGNATURE_HEADER: signature(self._secret, body, int(self._now())),
+        }
+        async with self._client.stream(
+            "POST", url, content=body, headers=headers, extensions={"sni_hostname": self._host}
+        ) as response:
+            read = b""
+            async for part in response.aiter_raw():
+                read += part
+                if len(read) >= _MOST_READ:
+                    break
+        text = read[:200].decode(errors="replace")
+        return response.status_code, "".join(c for c in text if c.isprintable())
+
+    async def _address(self) -> Address | Receipt:
+        """Return the address to connect to, or a receipt that says why there is none that may be called."""
+        port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
+        found = await asyncio.get_running_loop().getaddrinfo(self._host, port, type=socket.SOCK_STREAM)
+        addresses = [_plain(ip_address(entry[4][0])) for entry in found]
+        for address in addresses:
+            if not self._allows(address):
+                rule = "lies in no network that incidents.webhook.allowed_networks names"
+                if not self._networks:
+                    rule = "is this machine's or of its link; name its network in incidents.webhook.allowed_networks"
+                return Receipt(sent=False, note=f"not sent: address {address} of {self._host} {rule}")
+        return addresses[0]
+
+    def _allows(self, address: Address) -> bool:
+        if self._networks:
+            return any(address.version == network.version and address in network for network in self._networks)
+        return not (
+            address.is_loopback
+            or address.is_link_local
+            or address.is_multicast
+            or address.is_unspecified
+            or address.is_reserved
+        )
+
+
+class NoTickets:
+    """Implements `Tickets` where nobody outside is to be told."""
+
+    async def send(self, ticket: Ticket) -> Receipt:
+        """Say that nobody was told."""
+        return Receipt(sent=False, note="nobody outside was told: no webhook is set (incidents.webhook.url)")
+
+
+def event_body(ticket: Ticket) -> bytes:
+    """Write the event as CloudEvents 1.0, structured."""
+    return json.dumps(
+        {
+            "specversion": "1.0",
+            "id": ticket.id,
+            "type": ticket.type,
+            "source": ticket.source,
+            "subject": ticket.subject,
+            "time": format_instant(ticket.time),
+            "datacontenttype": "application/json",
+            "data": ticket.data,
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def signature(secret: bytes, body: bytes, at: int) -> str:
+    """Sign a body as of a time, in Unix seconds; the time is a part of what is signed."""
+    digest = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={at},v1={digest}"
+
+
+def _plain(address: Address) -> Address:
+    """Take an IPv4 address out of the IPv6 one that stands for it."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
