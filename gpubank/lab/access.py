@@ -110,6 +110,13 @@ class Api:
         """Send one request and return the JSON of the answer; raise LabError on a refusal."""
         return self._checked(self._http.request(method, path, **arguments), f"{method} {path}")
 
+    def text(self, path: str) -> str:
+        """Return the text at a path, such as a pod's log; raise LabError on a refusal."""
+        response = self._http.get(path)
+        if response.is_error:
+            self._checked(response, f"GET {path}")
+        return response.text
+
     def path_of(self, manifest: Manifest) -> str:
         """Return the path of the object that `manifest` describes."""
         plural, namespaced = self._resource(manifest["apiVersion"], manifest["kind"])

@@ -19,7 +19,7 @@ from gpubank.lab.access import namespace, wait_until
 from gpubank.lab.errors import StartError, StateError, tail
 from gpubank.lab.lab import Lab
 from gpubank.lab.state import write_whole
-from gpubank.schema.admission import admission_policies
+from gpubank.schema import admission_policies, lease_policies, priority_policies
 from gpubank.schema.crd import crds
 from gpubank.settings import CONFIG_VARIABLE
 from gpubank.simulation.processes import ProcessId, launch, stop
@@ -41,7 +41,7 @@ def install(lab: Lab, namespaces: Iterable[str] = ()) -> None:
     May be repeated. Raises LabError where the API server refuses something.
     """
     wanted = [namespace(name) for name in (SYSTEM_NAMESPACE, *namespaces)]
-    lab.apply([*crds(), *admission_policies(), *wanted])
+    lab.apply([*crds(), *admission_policies(), *lease_policies(), *priority_policies(), *wanted])
 
 
 class BankProcess:

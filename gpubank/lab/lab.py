@@ -8,8 +8,6 @@ Every process outlives the command that started it and is found again through th
 """
 
 import asyncio
-import fcntl
-import os
 import shutil
 import signal
 import ssl
@@ -24,9 +22,11 @@ from gpubank.lab import nodes as fleet
 from gpubank.lab import state as states
 from gpubank.lab.access import ADMIN, MASTERS, Api, Manifest, documents, wait_until
 from gpubank.lab.build import build, cached
-from gpubank.lab.components import BASE, EXTRA, Component, Context, choose
+from gpubank.lab.components import BASE, EXTRA, Component, Context, choose, prometheus
+from gpubank.lab.components.containerd import CONTAINERD, load_image
 from gpubank.lab.components.postgres import server as postgres_server
 from gpubank.lab.errors import StateError
+from gpubank.lab.locks import locked
 from gpubank.lab.names import GPU_RESOURCE
 from gpubank.lab.paths import checked_name, state_root
 from gpubank.lab.pki import Authority
@@ -98,11 +98,12 @@ class Lab:
     def build(self) -> None:
         """Compile what the cache has not got. Raises BuildError."""
         for component in self.components:
-            if component.program:
+            for program in component.programs:
                 started = time.monotonic()
-                built = build(component.program, report=self._report)
+                built = build(program, report=self._report)
                 took = time.monotonic() - started
-                self._report(Progress(component.name, Stage.BUILT, str(built.folder), took))
+                self._report(Progress(program.name, Stage.BUILT, str(built.folder), took))
+            component.provide()
 
     def up(self) -> bool:
         """Start the lab and wait until it serves; return False if it was up already.
@@ -199,6 +200,15 @@ class Lab:
         """Return a kubeconfig for a user of the lab's own authority; RBAC decides what it may do."""
         return self._context(self._known()).kubeconfig(name, group=group)
 
+    def load_image(self, archive: Path) -> None:
+        """Make the image of an OCI archive known to the real node; `gpubank.lab.oci` makes such archives."""
+        state = self._known()
+        if CONTAINERD.name not in state.components:
+            raise StateError(
+                f"lab {self.name!r} runs no containers; run `gpubank lab up --name {self.name} --with kubelet`"
+            )
+        load_image(self._context(state), archive)
+
     @property
     def postgres_url(self) -> str:
         """URL of the lab's PostgreSQL, if it was started with the component `postgres`."""
@@ -207,6 +217,25 @@ class Lab:
                 f"lab {self.name!r} runs no PostgreSQL; run `gpubank lab up --name {self.name} --with postgres`"
             )
         return postgres_server(self._context(self._known())).url
+
+    @property
+    def prometheus_url(self) -> str:
+        """URL of the lab's Prometheus, if it was started with the component `prometheus`."""
+        if prometheus.NAME not in self._known().components:
+            raise StateError(
+                f"lab {self.name!r} runs no Prometheus; run `gpubank lab up --name {self.name} --with prometheus`"
+            )
+        return f"http://{self.url(prometheus.NAME)}"
+
+    @property
+    def targets(self) -> Path:
+        """Folder in which a file `NAME.yaml` adds targets to the lab's Prometheus, as `file_sd_configs` wants them."""
+        return prometheus.targets(self.folder)
+
+    @property
+    def authorities(self) -> Path:
+        """PEM file of the authority that signed the certificate of every server of the lab."""
+        return self._context(self._known()).authority.certificate
 
     def tls(self, user: str = ADMIN, *, group: str | None = None) -> ssl.SSLContext:
         """Return a TLS context that trusts this lab's servers only and shows the certificate of `user`."""
@@ -241,7 +270,7 @@ class Lab:
         fresh = [each for each in self.components if each.name not in state.components]
         if not fresh:
             return False
-        with _locked(self.folder.parent / ".ports.lock"):
+        with locked(self.folder.parent / ".ports.lock"):
             wanted = [port for component in fresh for port in component.ports]
             ports = state.ports | states.choose_ports(wanted, self.folder.parent)
             names = (*state.components, *(each.name for each in fresh))
@@ -260,7 +289,7 @@ class Lab:
     def _reserve(self) -> State:
         """Choose the lab's ports and promise them to it before anybody else may choose."""
         root = self.folder.parent
-        with _locked(root / ".ports.lock"):
+        with locked(root / ".ports.lock"):
             ports = states.choose_ports((port for component in self.components for port in component.ports), root)
             state = State(
                 name=self.name,
@@ -274,12 +303,12 @@ class Lab:
 
     def _context(self, state: State) -> Context:
         built = {}
-        for component in self.components:
-            if component.program:
-                found = cached(component.program)
+        for component in (*self.components, *(each for each in EXTRA if each.name in state.components)):
+            for program in component.programs:
+                found = cached(program)
                 if found is None:
-                    raise StateError(f"{component.name} is not in the cache any more; run `gpubank lab build`")
-                built[component.program.name] = found
+                    raise StateError(f"{program.name} is not in the cache any more; run `gpubank lab build`")
+                built[program.name] = found
         return Context(
             name=self.name,
             folder=self.folder,
@@ -315,10 +344,14 @@ class Lab:
                 self._report(Progress(record.component, Stage.STOPPING))
                 stop(record.identity, graces.get(record.component, 5))
                 self._report(Progress(record.component, Stage.STOPPED, seconds=time.monotonic() - started))
-        for stray in states.strays(self.folder):
-            # Started a moment before its starter was killed, so no state file knows it; or the child of a server.
+        # Started a moment before its starter was killed, so no state file knows it; or the child of a server.
+        left = list(states.strays(self.folder))
+        for stray in left:
+            stray.signal(signal.SIGTERM)
+        deadline = time.monotonic() + 2
+        for stray in left:
             ran = True
-            stop(stray, 2)
+            stop(stray, max(0.0, deadline - time.monotonic()))
         for component in (*BASE, *EXTRA):
             component.clear(self.folder)
         (self.folder / states.FILE).unlink(missing_ok=True)
@@ -352,17 +385,5 @@ class Lab:
     def _alone(self) -> Iterator[Path]:
         """Let one command at a time change this lab."""
         path = self.folder.parent / f".{self.name}.lock"
-        with _locked(path):
+        with locked(path):
             yield path
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    while True:
-        with path.open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Whoever cleans a lab away removes its lock too; what was waited for is then no longer the lock.
-            if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                yield
-                return

@@ -23,6 +23,12 @@ MODEL_LABEL: Final = "accelerator.aik8s.run/model"
 FABRIC_LABEL: Final = "accelerator.aik8s.run/fabric"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 
+REAL_NODE: Final = "real-0"
+"""Name of the node that a real kubelet looks after."""
+REAL_POOL: Final = "real-pool"
+NODE_ADDRESS: Final = "198.18.37.1"
+"""Its address, on `lo`: of the range for benchmarks (RFC 2544), which no network routes."""
+
 RUNNER_READY: Final = "ready"
 """File in the runner's folder that says that it has seen every pod once."""
 PODS: Final = "pods"

@@ -17,10 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gpubank.lab.names import NODE_ADDRESS
+
 LIFETIME: Final = timedelta(days=365)
 HOSTS: Final = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
-ADDRESSES: Final = ("127.0.0.1", "10.0.0.1")
-"""Loopback, and the first address of the service range: what the API server is called inside a cluster."""
+ADDRESSES: Final = ("127.0.0.1", "10.0.0.1", NODE_ADDRESS)
+"""Loopback; the first of the service range, as the API server is called inside a cluster; the real node's own."""
 
 
 @dataclass(frozen=True)

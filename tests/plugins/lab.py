@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gpubank.lab.postgres import Postgres
 
 _MARKS = {"lab": "lab", "postgres_server": "postgres"}
+_BUILT_APART = {"promtool", "prometheus_binary"}
+"""Fixtures of servers that a test can have without the lab's others; see the plugin `prometheus`."""
 _NO_LAB = pytest.StashKey[str]()
 
 
@@ -30,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the servers before the first test: it may take minutes, which no test's time-out should count."""
-    if session.config.option.collectonly or not any(item.get_closest_marker("lab") for item in session.items):
+    if session.config.option.collectonly or not any(_needs_lab(item) for item in session.items):
         return
     from gpubank.lab import Lab, LabError, Stage
 
@@ -46,13 +48,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.stash[_NO_LAB] = str(error)
 
 
+def _needs_lab(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return item.get_closest_marker("lab") is not None and ("lab" in fixtures or not fixtures & _BUILT_APART)
+
+
 @pytest.fixture(scope="session")
 def lab(request: pytest.FixtureRequest) -> Iterator["Lab"]:
     """A lab for the whole session: 16 nodes of 8 GPUs in pool `h100-pool`. Tests keep to namespaces of their own."""
     from gpubank.lab import Lab, LabError
 
     if reason := request.config.stash.get(_NO_LAB, None):
-        _missing(f"the lab cannot be built: {reason}")
+        missing(f"the lab cannot be built: {reason}")
     lab = Lab(f"test-{uuid.uuid4().hex[:8]}", nodes=16)
     try:
         lab.up()
@@ -77,7 +84,7 @@ def postgres_server() -> Iterator["Postgres"]:
         server.start()
     except LabError as error:
         server.close()
-        _missing(f"no PostgreSQL: {error}")
+        missing(f"no PostgreSQL: {error}")
     try:
         yield server
     finally:
@@ -90,7 +97,7 @@ def postgres_url(postgres_server: "Postgres") -> str:
     return postgres_server.create_database()
 
 
-def _missing(reason: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true" or os.environ.get("GPUBANK_LAB_REQUIRED") == "1":
         pytest.fail(reason)
     pytest.skip(reason)

@@ -4,17 +4,20 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpubank.lab.components.base import Component, Context
+from gpubank.lab.components.containerd import CONTAINERD
 from gpubank.lab.components.etcd import ETCD
+from gpubank.lab.components.kubelet import KUBELET
 from gpubank.lab.components.kubernetes import API_SERVER, CONTROLLER_MANAGER, SCHEDULER
 from gpubank.lab.components.kueue import KUEUE
 from gpubank.lab.components.kwok import KWOK
 from gpubank.lab.components.postgres import POSTGRES
+from gpubank.lab.components.prometheus import PROMETHEUS
 from gpubank.lab.components.runner import RUNNER
 from gpubank.lab.errors import StateError
 
 BASE: Final[tuple[Component, ...]] = (ETCD, API_SERVER, CONTROLLER_MANAGER, SCHEDULER, KWOK, KUEUE, RUNNER)
 """What every lab runs."""
-EXTRA: Final[tuple[Component, ...]] = (POSTGRES,)
+EXTRA: Final[tuple[Component, ...]] = (POSTGRES, PROMETHEUS, CONTAINERD, KUBELET)
 """What a lab runs when asked for by name."""
 
 

@@ -83,6 +83,10 @@ class Component:
     """One quick look: None when it serves, else what is missing. A refused connection is caught by the caller."""
     program: GoProgram | None = None
     """What to build; None for a process that needs no building."""
+    tools: tuple[GoProgram, ...] = ()
+    """Programs that it starts or that set it up, built with it."""
+    provide: Callable[[], None] = field(default=lambda: None)
+    """Runs with the build: gets what it needs and Go does not build. Raises BuildError."""
     ports: tuple[str, ...] = ()
     """Names of the loopback ports that it listens on."""
     depends_on: tuple[str, ...] = ()
@@ -98,6 +102,11 @@ class Component:
     """Seconds until it must be ready."""
     stop_grace: float = 5
     """Seconds between SIGTERM and SIGKILL."""
+
+    @property
+    def programs(self) -> tuple[GoProgram, ...]:
+        """Everything to build."""
+        return (*((self.program,) if self.program else ()), *self.tools)
 
     def argv(self, context: Context) -> list[str]:
         """Return the whole command line."""

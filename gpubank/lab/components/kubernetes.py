@@ -8,7 +8,8 @@ VERSION = "1.37.2"
 SERVICE_RANGE = "10.0.0.0/24"
 
 
-def _program(name: str) -> GoProgram:
+def program(name: str) -> GoProgram:
+    """Return how one of Kubernetes' own programs is built."""
     major, minor, _ = VERSION.split(".")
     stamp = "k8s.io/component-base/version"
     return GoProgram(
@@ -42,7 +43,7 @@ rules:
 def _api_server(context: Context) -> list[str]:
     own, trusted = context.certificate("kube-apiserver"), context.authority.certificate
     etcd, tokens = context.certificate("kube-apiserver-etcd"), context.authority.key_pair("service-accounts")
-    proxy = context.certificate("front-proxy")
+    proxy, caller = context.certificate("front-proxy"), context.certificate("kube-apiserver-kubelet", group=MASTERS)
     return [
         f"--etcd-servers=https://{context.address('etcd')}",
         f"--etcd-cafile={trusted}",
@@ -73,6 +74,11 @@ def _api_server(context: Context) -> list[str]:
         f"--proxy-client-cert-file={proxy.certificate}",
         f"--proxy-client-key-file={proxy.key}",
         "--enable-aggregator-routing",
+        # For logs of and commands in containers, where a real kubelet joins the lab.
+        f"--kubelet-client-certificate={caller.certificate}",
+        f"--kubelet-client-key={caller.key}",
+        f"--kubelet-certificate-authority={trusted}",
+        "--kubelet-preferred-address-types=InternalIP",
         "--allow-privileged",
         "--profiling=false",
     ]
@@ -127,7 +133,7 @@ def _scheduler(context: Context) -> list[str]:
 
 API_SERVER = Component(
     name="kube-apiserver",
-    program=_program("kube-apiserver"),
+    program=program("kube-apiserver"),
     command=_api_server,
     ready=_api_server_ready,
     ports=("kube-apiserver",),
@@ -138,7 +144,7 @@ API_SERVER = Component(
 )
 CONTROLLER_MANAGER = Component(
     name="kube-controller-manager",
-    program=_program("kube-controller-manager"),
+    program=program("kube-controller-manager"),
     command=_controller_manager,
     ready=lambda context: _healthy(context, "kube-controller-manager"),
     ports=("kube-controller-manager",),
@@ -146,7 +152,7 @@ CONTROLLER_MANAGER = Component(
 )
 SCHEDULER = Component(
     name="kube-scheduler",
-    program=_program("kube-scheduler"),
+    program=program("kube-scheduler"),
     command=_scheduler,
     ready=lambda context: _healthy(context, "kube-scheduler"),
     ports=("kube-scheduler",),
