@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup lock demo test lint generate clean
+.PHONY: help setup lock demo test matrix lint generate clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ demo: setup  ## the main job with a real training run; KEEP=1 leaves it running,
 
 test: setup  ## everything: lint, unit, contract, lab
 	@bash scripts/test.sh
+
+matrix: setup  ## every crash of every process at every phase of a recall, on the lab; hours
+	@python -m tests.matrix
 
 generate: setup  ## write CRDs, JSON Schema and reference docs from the models
 	gpubank schema write

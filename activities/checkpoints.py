@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from activities.failures import not_yet
 from activities.interfaces import CheckpointCalls
@@ -15,6 +16,7 @@ from gpubank.adapters.checkpoint.verification import verify
 from gpubank.decide.attest import AttestPolicy
 from gpubank.domain.checkpoint import CheckpointAnswer, CheckpointRequest, CheckpointState, CheckpointTarget
 from gpubank.domain.contract import CHECKPOINT_ENDPOINT_ANNOTATION
+from gpubank.domain.errors import BankError
 from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.recall import CheckpointSummary
 from gpubank.domain.steps import CheckpointOutcome, CheckpointStep
@@ -24,28 +26,65 @@ BEAT_SECONDS: Final = 5
 """Between two heartbeats of a verification, which may read every byte of a checkpoint."""
 
 
+MOMENT: Final = 1.0
+"""Seconds in which a small checkpoint may be written and verified with the request itself."""
+
+FIRST_LOOK: Final = 0.02
+"""Seconds until the first look in that moment; each later pause is twice the one before."""
+
+_LAST: Final = frozenset({CheckpointState.DURABLE, CheckpointState.FAILED})
+"""States after which nothing new is said."""
+
+
 class CheckpointActivities(CheckpointCalls):
     """Implements `CheckpointCalls` on any transport and storage."""
 
     def __init__(
-        self, pools: Pools, *, hook: CheckpointHook, storage: CheckpointStorage, policy: AttestPolicy | None = None
+        self,
+        pools: Pools,
+        *,
+        hook: CheckpointHook,
+        storage: CheckpointStorage,
+        policy: AttestPolicy | None = None,
+        moment: float = MOMENT,
     ) -> None:
+        """`moment`: seconds in which a request sees to it that the checkpoint is verified; 0 leaves that to others."""
         self._pools = pools
         self._hook = hook
         self._storage = storage
         self._policy = policy or AttestPolicy()
+        # Hashes are of every byte: that is no matter of a moment, and is not begun twice.
+        self._moment = 0.0 if self._policy.check_hashes else moment
 
     @activity.defn(name="checkpoint.request")
     async def request(self, step: CheckpointStep) -> CheckpointOutcome:
-        """Ask for a checkpoint, once per request id."""
+        """Ask for a checkpoint, once per request id; who is done within a moment is verified at once."""
         requested_at = self._pools.now()
         target = await self._target(step)
         if isinstance(target, CheckpointOutcome):
             return target
+        step = step.model_copy(update={"requested_at": requested_at})
         answer = await self._hook.request(target, _request(step))
         if answer.state is CheckpointState.FAILED:
             return CheckpointOutcome(failure=_said(answer), requested_at=requested_at)
-        return CheckpointOutcome(requested_at=requested_at)
+        outcome = await self._at_once(step, target, answer) if self._moment else CheckpointOutcome()
+        return outcome.model_copy(update={"requested_at": requested_at})
+
+    async def _at_once(
+        self, step: CheckpointStep, target: CheckpointTarget, answer: CheckpointAnswer
+    ) -> CheckpointOutcome:
+        """See it verified within a moment; nothing is lost if it is not, for somebody awaits it then."""
+        pause = FIRST_LOOK
+        try:
+            async with asyncio.timeout(self._moment):
+                while answer.state not in _LAST:
+                    await asyncio.sleep(pause)
+                    pause *= 2
+                    answer = await self._hook.answer(target, step.request_id) or answer
+                return await self._judge(step, target, answer)
+        except (TimeoutError, ApplicationError, BankError) as error:
+            activity.logger.debug("checkpoint %s is awaited: %s", step.request_id, error)
+            return CheckpointOutcome()
 
     @activity.defn(name="checkpoint.await_durable")
     async def await_durable(self, step: CheckpointStep) -> CheckpointOutcome:
@@ -53,19 +92,24 @@ class CheckpointActivities(CheckpointCalls):
         target = await self._target(step)
         if isinstance(target, CheckpointOutcome):
             return target
-        request = _request(step)
         answer = await self._hook.answer(target, step.request_id)
         if answer is None:  # a restarted trainer has forgotten; the id makes asking again harmless
-            answer = await self._hook.request(target, request)
+            answer = await self._hook.request(target, _request(step))
+        if answer.state not in _LAST:
+            raise not_yet(f"the trainer says {answer.state}: {answer.message or 'no word on how long'}")
+        return await self._judge(step, target, answer)
+
+    async def _judge(
+        self, step: CheckpointStep, target: CheckpointTarget, answer: CheckpointAnswer
+    ) -> CheckpointOutcome:
+        """Look at what a last answer claims; "not yet" where looking again may find it."""
         if answer.state is CheckpointState.FAILED:
             return CheckpointOutcome(failure=_said(answer))
-        if answer.state is not CheckpointState.DURABLE:
-            raise not_yet(f"the trainer says {answer.state}: {answer.message or 'no word on how long'}")
         async with heartbeats():
             verdict = await verify(
                 self._storage,
                 answer,
-                request=request,
+                request=_request(step),
                 requested_at=step.requested_at or self._pools.now(),
                 target=target,
                 last_step=step.last_step,

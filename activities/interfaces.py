@@ -1,7 +1,8 @@
 """Signatures of the activities that workflows call; no I/O and no client library here.
 
 Task queue `bank`: the ledger and other workflows. Task queue `cluster-<name>`: whatever touches a cluster, so that a
-worker beside it does so. An activity that says "waits" fails with a benign error until what it waits for is there.
+worker beside it does so. Task queue `node-<cluster>-<node>`: what a node's reporter does. An activity that says "waits"
+fails with a benign error until what it waits for is there.
 """
 
 from typing import Final, Protocol
@@ -9,8 +10,22 @@ from typing import Final, Protocol
 from temporalio import activity
 
 from gpubank.domain.failsafe import HeartbeatInput
+from gpubank.domain.incident import GpuSight, NodeOrder, Released
+from gpubank.domain.incidentsteps import (
+    CordonResult,
+    EvictStep,
+    IncidentSight,
+    IncidentStep,
+    Judgement,
+    JudgeStep,
+    LeavingPods,
+    PodsStep,
+    Receipt,
+    Ticket,
+)
 from gpubank.domain.ledger import WorkloadUse
 from gpubank.domain.recall import RecallOrder
+from gpubank.domain.servicing import Uncordoned
 from gpubank.domain.steps import (
     CheckpointOutcome,
     CheckpointStep,
@@ -120,7 +135,7 @@ class CheckpointCalls(Protocol):
 
     @activity.defn(name="checkpoint.request")
     async def request(self, step: CheckpointStep) -> CheckpointOutcome:
-        """Ask for a checkpoint, once per request id."""
+        """Ask for a checkpoint, once per request id; who is done within a moment is verified at once."""
         ...
 
     @activity.defn(name="checkpoint.await_durable")
@@ -192,4 +207,66 @@ class SweepCalls(Protocol):
     @activity.defn(name="sweep.pool")
     async def sweep_pool(self, step: SweepStep) -> SweepReport:
         """Look at one pool twice, report what does not fit, and start or tell whoever mends it."""
+        ...
+
+
+class IncidentPlanCalls(Protocol):
+    """What is to be done about a GPU; on `bank`, for it needs the policy alone."""
+
+    @activity.defn(name="incident.judge")
+    async def judge(self, step: JudgeStep) -> Judgement:
+        """Say what is to be done about what stands against a GPU."""
+        ...
+
+
+class IncidentCalls(Protocol):
+    """What an incident does to a node and its pods, and whom it tells; on the cluster's queue."""
+
+    @activity.defn(name="incident.look")
+    async def look(self, step: IncidentStep) -> IncidentSight:
+        """Return the node as the cluster sees it, and the times of the policy in force."""
+        ...
+
+    @activity.defn(name="incident.cordon")
+    async def cordon(self, step: IncidentStep) -> CordonResult:
+        """Mark the node, and close it where the scope is the node; or say why a person must approve that."""
+        ...
+
+    @activity.defn(name="incident.uncordon")
+    async def uncordon(self, step: IncidentStep) -> Uncordoned:
+        """Take the incident's mark off the node, and open it where it was the bank that closed it."""
+        ...
+
+    @activity.defn(name="incident.pods")
+    async def pods(self, step: PodsStep) -> LeavingPods:
+        """Return the pods that must leave, each with the job to be saved before."""
+        ...
+
+    @activity.defn(name="incident.evict")
+    async def evict(self, step: EvictStep) -> bool:
+        """Have one pod leave; waits until it is gone, and is True then."""
+        ...
+
+    @activity.defn(name="incident.ticket")
+    async def ticket(self, ticket: Ticket) -> Receipt:
+        """Tell whoever repairs, once per id."""
+        ...
+
+
+class NodeCalls(Protocol):
+    """What a node's agent says and does about one GPU; on the node's queue, implemented by `nodeagent.reporter`."""
+
+    @activity.defn(name="node.inspect")
+    async def inspect(self, order: NodeOrder) -> GpuSight:
+        """Return the GPU as the agent sees it; waits for what `order.wanted` says."""
+        ...
+
+    @activity.defn(name="node.quarantine")
+    async def quarantine(self, order: NodeOrder) -> GpuSight:
+        """Take the GPU out in the incident's name, unless a person has; return it as it is then."""
+        ...
+
+    @activity.defn(name="node.release")
+    async def release(self, order: NodeOrder) -> Released:
+        """Put the GPU back, unless a person holds it or it still reports a fault."""
         ...

@@ -28,16 +28,14 @@ from gpubank.domain.recall import RecallOrder
 from gpubank.domain.steps import GoneResult, LoanSight, LoanStep, RecalledLines, ReleaseStep, StopResult
 from gpubank.domain.transaction import Move, Transaction
 
-ATTEMPT_SECONDS: Final = 20
-"""Longest attempt of a step that cannot be taken back; the server waits 30 s before it starts another."""
+ATTEMPT_SECONDS: Final = 10
+"""Longest attempt of a step that cannot be taken back; the server waits 15 s before it starts another."""
 
 END_POLL: Final = timedelta(seconds=30)
 """How often a parked Workload is looked after; the controller tells of the end of every other."""
 
 RECALLED_ACTION: Final = "recall"
 """Action of the audit event of a recall; its count is the ordinal of the last one."""
-
-_OUR_EVICTION: Final = ("", "Deactivated")
 
 _WANTED: Final = (DemandState.OPEN, DemandState.RAISED)
 """States of a demand that a Reclaim works on; one that ended PARTIAL wants nothing until it is tried again."""
@@ -151,6 +149,8 @@ class LoanActivities(LoanCalls):
             if in_state(lines, LineState.GRANTED):  # came after the recall, as by a line given over to this Workload
                 await self._recall(step, books)
             await self._pools.check_in_force(facts)
+            if not step.asked and await self._pools.is_leased(facts, books, step.workload.uid):
+                return StopResult.LEASED
             await self._pools.quota.stop(step.pool, step.workload, mark, seen=workload.version)
             return StopResult.STOPPED
 
@@ -169,6 +169,7 @@ class LoanActivities(LoanCalls):
             facts, books = await self._read(step)
             workload = facts.workload(step.workload.uid)
             if workload is not None and not workload.gone:
+                await self._stop_again(step, facts, books, workload)
                 held = "quota" if workload.reserved else f"{len(workload.pod_facts)} pods"
                 raise not_yet(f"workload {workload.key.name!r} still holds {held}")
             lines = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
@@ -205,7 +206,7 @@ class LoanActivities(LoanCalls):
             if workload.active:
                 return workload.mark == mark
             offered = in_state(books.lines_of(step.workload.uid), LineState.OFFERED, LineState.GRANTED)
-            ours = workload.parked and _is_ours(workload, step) and workload.evicted in _OUR_EVICTION
+            ours = workload.parked and _is_ours(workload, step) and not workload.given_up
             if not ours or workload.next_term != step.term or sum(line.gpus for line in offered) < workload.gpus:
                 return False
             await self._pools.check_in_force(facts)
@@ -251,6 +252,23 @@ class LoanActivities(LoanCalls):
 
     async def _read(self, step: LoanStep) -> tuple[PoolFacts, Books]:
         return await self._pools.quota.observe(step.pool), await self._pools.books(step.pool)
+
+    async def _stop_again(self, step: LoanStep, facts: PoolFacts, books: Books, workload: WorkloadFacts) -> None:
+        """Stop what somebody switched on again while it was being stopped: its GPUs are promised already."""
+        mark = Mark(loan=step.loan, term=step.term, step="stop")
+        recalled = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
+        if not (workload.active and workload.reserved and workload.mark == mark and recalled):
+            return
+        await self._pools.check_in_force(facts)
+        await self._pools.quota.stop(step.pool, step.workload, mark, seen=workload.version)
+        await self._pools.ledger.note(
+            key=step.key(f"stop-again-{step.recall}@{workload.version}"),
+            at=self._pools.now(),
+            actor=step.loan,
+            subject=step.loan,
+            action="stop again",
+            detail={"reason": "somebody switched it on while it was being stopped", "term": step.term},
+        )
 
     async def _recall(self, step: LoanStep, books: Books) -> Books:
         moves = tuple(

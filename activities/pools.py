@@ -10,6 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.failures import NOT_YET, not_yet
 from gpubank.decide import compile as compiler
+from gpubank.decide.lease import protected_now
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError
 from gpubank.domain.facts import PoolFacts
@@ -24,7 +25,7 @@ Clock = Callable[[], datetime]
 FREEZE_POLL: Final = timedelta(seconds=1)
 """How often a step that a freeze or the fail-safe holds up looks again."""
 
-LINGER: Final = 1.0
+LINGER: Final = 3.0
 """Seconds for which a look that found nothing yet looks again at every change, before the server starts another."""
 
 MOST_LINGER: Final = 32
@@ -55,6 +56,10 @@ class Pools:
         """Return the pool's open books."""
         return await self.ledger.books(self.cluster, pool)
 
+    async def terms_now(self, pool: str) -> PoolTerms | None:
+        """Return the pool's terms; None where it has none."""
+        return await self._terms.terms(pool)
+
     async def terms(self, pool: str) -> PoolTerms:
         """Return the pool's terms; raise `BackendError` where it has none, as while its object is being mended."""
         terms = await self._terms.terms(pool)
@@ -76,6 +81,10 @@ class Pools:
                 f"pool {facts.pool!r} is frozen by {terms.freeze.by}: {terms.freeze.reason}; this step waits",
                 again=FREEZE_POLL,
             )
+
+    async def is_leased(self, facts: PoolFacts, books: Books, uid: str) -> bool:
+        """Whether a CapacityLease in force keeps the Workload from every recall."""
+        return uid in protected_now(facts, books, await self.terms(facts.pool), self.now())
 
     async def patiently(self, pool: str, look: Callable[[], Awaitable[T]]) -> T:
         """Look, and while it is "not yet" once more at every change of the pool, for at most `LINGER`.

@@ -9,13 +9,15 @@ from temporalio import activity
 from activities.failures import not_yet, settled
 from activities.interfaces import ReclaimCalls
 from activities.pools import Pools, in_state
-from gpubank.decide.recall import WHOLE, RecallPlan, Victim, plan_recall
+from gpubank.decide.demand import has_slipped
+from gpubank.decide.recall import RecallPlan, Victim, plan_recall
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import Demand, DemandState
+from gpubank.domain.demand import WHOLE, Demand, DemandKind, DemandState
 from gpubank.domain.errors import ConflictError
 from gpubank.domain.facts import PoolFacts, QueueFacts
 from gpubank.domain.loan import Line, LineState
+from gpubank.domain.pool import OnOverdue
 from gpubank.domain.steps import (
     DemandStep,
     DemandView,
@@ -33,6 +35,9 @@ from gpubank.domain.transaction import DemandChange, Transaction
 END_POLL: Final = timedelta(seconds=1)
 """How often a Reclaim makes sure that somebody still waits."""
 
+
+GONE_AFTER: Final = timedelta(minutes=1)
+"""How long a plan waits for the terms of a pool that has none, before the pool counts as gone."""
 
 Ended = Callable[[Demand, DemandState, datetime], None]
 """Hears of a demand, as it stood, that came to be in a state at a time."""
@@ -55,7 +60,7 @@ class ReclaimActivities(ReclaimCalls):
         demand = (await self._pools.books(step.pool)).demand(step.demand)
         if demand is None:
             return DemandView()
-        terms = await self._pools.terms(step.pool)
+        terms = await self._pools.terms_now(step.pool)
         return DemandView(
             state=demand.state,
             kind=demand.kind,
@@ -64,7 +69,8 @@ class ReclaimActivities(ReclaimCalls):
             reason=demand.reason,
             opened_at=demand.opened_at,
             due_at=demand.due_at,
-            on_overdue=terms.on_overdue,
+            # Without a pool nothing is decided on it: the next plan ends the demand.
+            on_overdue=terms.on_overdue if terms is not None else OnOverdue.PROTECT,
         )
 
     @activity.defn(name="reclaim.plan")
@@ -80,6 +86,9 @@ class ReclaimActivities(ReclaimCalls):
                 return PlannedRecall(live=False)
             if demand.state is DemandState.RAISED:
                 return PlannedRecall(raised=True, complete=True)
+            if await self._is_gone(step):
+                await self._change(step, books, demand, DemandState.CANCELLED, reason=f"pool {step.pool!r} is gone")
+                return PlannedRecall(live=False)
             found = await self._decide(step, facts, books, frozenset(plan.spared))
             if found.transaction is not None and _helps(found, demand):
                 await self._pools.commit(found.transaction)
@@ -92,7 +101,9 @@ class ReclaimActivities(ReclaimCalls):
                 victims=tuple(_victim(victim) for victim in found.victims),
                 approval_required=found.approval_required,
                 reason=found.reason,
+                leased=found.leased,
                 retry_at=found.retry_at,
+                max_time_to_return=terms.max_time_to_return,
                 max_grace=terms.max_grace_period,
                 max_checkpoint_age=terms.max_checkpoint_age,
             )
@@ -102,8 +113,10 @@ class ReclaimActivities(ReclaimCalls):
     @activity.defn(name="reclaim.raise_queue")
     async def raise_queue(self, step: DemandStep) -> RaiseResult:
         """Look, patiently: give the lender the whole set when nothing pledged is outstanding, else "not yet"."""
+        written = False
 
         async def attempt() -> RaiseResult:
+            nonlocal written
             facts, books = await self._read(step)
             await self._pools.check_in_force(facts)
             demand = books.demand(step.demand)
@@ -114,7 +127,9 @@ class ReclaimActivities(ReclaimCalls):
                 if waiting is None:
                     return RaiseResult(outcome=RaiseOutcome.REPLAN, reason="a pledged line was not given up after all")
                 if waiting:
-                    await self._pools.write_quotas(step.pool)
+                    if not written:  # whoever moved a line may have died before its quota was written
+                        await self._pools.write_quotas(step.pool)
+                        written = True
                     raise not_yet(f"{len(waiting)} pledged lines are on their way: {', '.join(waiting)}")
                 found = await self._decide(step, facts, books, frozenset())
                 if found.victims or not found.complete:
@@ -141,7 +156,7 @@ class ReclaimActivities(ReclaimCalls):
                 return PlacedResult(outcome=PlacedOutcome.ENDED, reason="the demand has ended")
             if demand.state is DemandState.OPEN:
                 return PlacedResult(outcome=PlacedOutcome.SLIPPED, reason=demand.reason)
-            if demand.workload is None:
+            if demand.workload is None or demand.kind is DemandKind.RETURN:
                 return PlacedResult(outcome=PlacedOutcome.PLACED)
             workload = facts.workload(demand.workload.uid)
             if workload is None:
@@ -151,7 +166,7 @@ class ReclaimActivities(ReclaimCalls):
             if workload.reserved:
                 raise not_yet(f"workload {workload.key.name!r} is admitted; its pods are not all on nodes")
             queue = facts.queue(demand.lender, Side.OWN)
-            if queue is not None and queue.fenced >= demand.revision and _free(queue) < workload.gpus:
+            if queue is not None and queue.fenced >= demand.revision and has_slipped(facts, queue, workload):
                 idle = min(max(_free(queue) - _promised(facts, books, demand), 0), demand.gpus)
                 reason = "somebody else was admitted first"
                 await self._change(step, books, demand, DemandState.OPEN, idle=idle, reason=reason)
@@ -165,9 +180,10 @@ class ReclaimActivities(ReclaimCalls):
 
     @activity.defn(name="reclaim.await_ended")
     async def await_ended(self, step: DemandStep) -> bool:
-        """Look once whether the demand has ended; else "not yet"."""
+        """Look once whether the demand has ended, or is of another amount than `step.gpus`; else "not yet"."""
         demand = (await self._pools.books(step.pool)).demand(step.demand)
-        if demand is not None and demand.state in (DemandState.OPEN, DemandState.RAISED):
+        live = demand is not None and demand.state in (DemandState.OPEN, DemandState.RAISED)
+        if demand is not None and live and step.gpus in (None, demand.gpus):
             raise not_yet(f"demand {step.demand!r} is {demand.state}", again=END_POLL)
         return True
 
@@ -184,6 +200,12 @@ class ReclaimActivities(ReclaimCalls):
             await self._pools.write_quotas(step.pool)
 
         await settled(attempt)
+
+    async def _is_gone(self, step: DemandStep) -> bool:
+        """Whether the pool has had no terms for a while: its object is gone, not just being mended."""
+        if await self._pools.terms_now(step.pool) is not None:
+            return False
+        return self._pools.now() - activity.info().scheduled_time >= GONE_AFTER
 
     async def _read(self, step: DemandStep) -> tuple[PoolFacts, Books]:
         return await self._pools.quota.observe(step.pool), await self._pools.books(step.pool)

@@ -241,7 +241,7 @@ async def sides(folder: Path) -> AsyncIterator[tuple[BankSide, KueueSide]]:
         stack.push_async_callback(asyncio.to_thread, postgres.close)
         await asyncio.to_thread(postgres.start)
         running: RunningBank = await stack.enter_async_context(
-            running_bank(lab, postgres.create_database(), folder / "bank")
+            running_bank(lab, postgres.create_database(), folder / "bank", gated=False)
         )
         bank = await stack.enter_async_context(running.pool(folder))
         assert isinstance(bank.world, KueueWorld)

@@ -1,18 +1,20 @@
 """The bank's API objects as models, and the terms that follow from them now."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
-from gpubank.decide.agreement import agree
+from gpubank.decide.agreement import Agreement, agree
 from gpubank.domain.group import BusinessGroup
+from gpubank.domain.lease import CapacityLease
 from gpubank.domain.policy import GPUQuotaPolicy
 from gpubank.domain.pool import GPUPool
 from gpubank.domain.terms import PoolTerms
 
-POOL, GROUP, POLICY = "GPUPool", "BusinessGroup", "GPUQuotaPolicy"
-Model = GPUPool | BusinessGroup | GPUQuotaPolicy
+POOL, GROUP, POLICY, LEASE = "GPUPool", "BusinessGroup", "GPUQuotaPolicy", "CapacityLease"
+Model = GPUPool | BusinessGroup | GPUQuotaPolicy | CapacityLease
 
 
 class ObjectReader(Protocol):
@@ -36,21 +38,32 @@ class Objects(NamedTuple):
     pools: tuple[GPUPool, ...]
     groups: tuple[BusinessGroup, ...]
     policies: tuple[GPUQuotaPolicy, ...]
+    leases: tuple[CapacityLease, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
 
     @property
     def all(self) -> tuple[Model, ...]:
         """Every object that could be read."""
-        return (*self.pools, *self.groups, *self.policies)
+        return (*self.pools, *self.groups, *self.policies, *self.leases)
 
 
 async def read_objects(store: ObjectReader) -> Objects:
-    """Read pools, groups and policies; `BackendError` where the store does not answer."""
+    """Read pools, groups, policies and leases; `BackendError` where the store does not answer."""
     unreadable: list[Unreadable] = []
     pools = _parsed(GPUPool, await store.list(POOL), unreadable)
     groups = _parsed(BusinessGroup, await store.list(GROUP), unreadable)
     policies = _parsed(GPUQuotaPolicy, await store.list(POLICY), unreadable)
-    return Objects(tuple(pools), tuple(groups), tuple(policies), tuple(unreadable))
+    leases = _parsed(CapacityLease, await store.list(LEASE), unreadable)
+    return Objects(tuple(pools), tuple(groups), tuple(policies), tuple(leases), tuple(unreadable))
+
+
+def agreement(cluster: str, objects: Objects, *, now: datetime) -> Agreement:
+    """Judge the objects against each other, as of `now`."""
+    return agree(cluster, objects.pools, objects.groups, objects.policies, objects.leases, now=now)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _parsed(model: type[Any], bodies: Sequence[Mapping[str, Any]], unreadable: list[Unreadable]) -> list[Any]:
@@ -68,8 +81,8 @@ def _parsed(model: type[Any], bodies: Sequence[Mapping[str, Any]], unreadable: l
 class Agreements:
     """`TermsSource` on an object store: read anew for every question, for a recall must not rest on old terms."""
 
-    def __init__(self, cluster: str, store: ObjectReader) -> None:
-        self._cluster, self._store = cluster, store
+    def __init__(self, cluster: str, store: ObjectReader, *, clock: Callable[[], datetime] = _utc_now) -> None:
+        self._cluster, self._store, self._clock = cluster, store, clock
 
     async def terms(self, pool: str) -> PoolTerms | None:
         """Return the pool's terms as they are now; None where there is no such pool."""
@@ -77,5 +90,4 @@ class Agreements:
 
     async def all_terms(self) -> Mapping[str, PoolTerms]:
         """Return the terms of every pool as they are now."""
-        objects = await read_objects(self._store)
-        return agree(self._cluster, objects.pools, objects.groups, objects.policies).terms
+        return agreement(self._cluster, await read_objects(self._store), now=self._clock()).terms

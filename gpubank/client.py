@@ -38,6 +38,8 @@ from gpubank.domain.recall import (
     reclaim_id,
 )
 from gpubank.domain.steps import LoanOrder
+from gpubank.incidents import IncidentRow as IncidentRow
+from gpubank.incidents import Incidents
 from gpubank.settings import TemporalSettings
 from gpubank.upkeep import CALL_TIMEOUT as CALL_TIMEOUT
 from gpubank.upkeep import NoSuchProcessError as NoSuchProcessError
@@ -85,7 +87,7 @@ class ReclaimRow(Message):
     ended_at: datetime | None = None
 
 
-class BankClient(Upkeep):
+class BankClient(Upkeep, Incidents):
     """The bank's workflows of one Temporal namespace; also the controller's `Processes` and the Loans' dispatch."""
 
     @classmethod
@@ -313,10 +315,5 @@ def _news(signal: LoanSignal) -> tuple[str, Message]:
 
 
 def _tls(settings: TemporalSettings) -> TLSConfig | bool:
-    if not (settings.tls or settings.client_cert or settings.server_ca or settings.api_key):
-        return False
-    return TLSConfig(
-        server_root_ca_cert=settings.server_ca.read_bytes() if settings.server_ca else None,
-        client_cert=settings.client_cert.read_bytes() if settings.client_cert else None,
-        client_private_key=settings.client_key.read_bytes() if settings.client_key else None,
-    )
+    parts = settings.tls_parts()
+    return TLSConfig(**parts) if parts is not None else False

@@ -82,6 +82,13 @@ LENT: Final = Metric(
     _BANK,
     ("pool", "lender", "borrower"),
 )
+LEASED: Final = Metric(
+    "gpubank_leased_gpus",
+    _GAUGE,
+    "GPUs of borrowed work of the group that an approved CapacityLease keeps from every recall now.",
+    _BANK,
+    ("pool", "group"),
+)
 RESERVED: Final = Metric(
     "gpubank_reserved_gpus",
     _GAUGE,
@@ -157,6 +164,18 @@ IMBALANCE: Final = Metric(
 )
 POSTING_FAILURES: Final = Metric(
     "gpubank_posting_failures_total", _COUNTER, "Times that what is due could not be posted in the ledger.", _BANK
+)
+CYCLE: Final = Metric(
+    "gpubank_admission_cycle_p99_seconds",
+    _GAUGE,
+    "99th percentile of the scheduler's admission cycles, as every change of a quota waits for it.",
+    _ENDS,
+)
+CYCLE_AGE: Final = Metric(
+    "gpubank_admission_cycle_age_seconds",
+    _GAUGE,
+    "Time since the admission cycles were last read; no series where no address is set, and they are assumed.",
+    _ENDS,
 )
 STUCK: Final = Metric(
     "gpubank_stuck_workflows",

@@ -11,9 +11,11 @@ from gpubank.domain.checkpoint import CheckpointAnswer, CheckpointRequest, Check
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import Mark, PoolFacts
 from gpubank.domain.failsafe import Beat, CohortFacts, CohortQueue
+from gpubank.domain.incidentsteps import Receipt, Ticket
 from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 from gpubank.domain.ledger import AuditEvent, Posting, VerifyReport, WorkloadUse
 from gpubank.domain.loan import Line, WorkloadKey
+from gpubank.domain.servicing import CordonMark, Evicted, NodePod, NodeView, Uncordoned
 from gpubank.domain.terms import PoolTerms
 from gpubank.domain.transaction import Transaction
 
@@ -206,6 +208,51 @@ class FailSafeBackend(Protocol):
 
     async def end(self, pool: str, epoch: int, *, seen: str) -> None:
         """Clear the epoch; what stands in the Cohort stays there until the bank takes it back."""
+        ...
+
+
+class Nodes(Protocol):
+    """Nodes that incidents take out of service; what a person has cordoned stays cordoned."""
+
+    async def view(self, name: str) -> NodeView | None:
+        """Return one node as it stands in the store; None where there is none."""
+        ...
+
+    async def of_pool(self, pool: str) -> Sequence[NodeView]:
+        """Every node of a pool, by name."""
+        ...
+
+    async def cordon(self, name: str, mark: CordonMark) -> None:
+        """Put an incident's mark on a node, and close it in the same write if the mark is about the whole node.
+
+        A node that bears the incident's mark with this scope already is left as it is: who opened it meanwhile had a
+        reason. Raises `ConflictError` where the node was changed since it was read, `PolicyError` where it is gone.
+        """
+        ...
+
+    async def uncordon(self, name: str, incident: str) -> Uncordoned:
+        """Take an incident's mark off a node, and open it if it was the bank that closed it and nobody else's mark is
+        left; success where there is nothing to do. Raises `ConflictError`.
+        """
+        ...
+
+    async def pods(self, name: str) -> Sequence[NodePod]:
+        """Every pod on a node that has not finished."""
+        ...
+
+    async def evict(self, pod: NodePod) -> Evicted:
+        """Ask for the eviction of this very pod, within its disruption budgets."""
+        ...
+
+
+class Tickets(Protocol):
+    """Tells whoever repairs."""
+
+    async def send(self, ticket: Ticket) -> Receipt:
+        """Send one event, once per id for a receiver that remembers ids.
+
+        Raises `BackendError` where trying again may help; a refusal is a receipt that says so.
+        """
         ...
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gpubank.domain.errors import PolicyError
+from gpubank.domain.incidentpolicy import IncidentPolicy
 
 CONFIG_VARIABLE = "GPUBANK_CONFIG"
 """Environment variable that names the file."""
@@ -89,6 +90,16 @@ class TemporalSettings(_Section):
     client_key: Path | None = None
     """PEM file of the client certificate's key."""
 
+    def tls_parts(self) -> dict[str, Any] | None:
+        """What Temporal's TLSConfig is made of, read from its files; None where TLS is not used."""
+        if not (self.tls or self.client_cert or self.server_ca or self.api_key):
+            return None
+        return {
+            "server_root_ca_cert": self.server_ca.read_bytes() if self.server_ca else None,
+            "client_cert": self.client_cert.read_bytes() if self.client_cert else None,
+            "client_private_key": self.client_key.read_bytes() if self.client_key else None,
+        }
+
 
 class LedgerSettings(_Section):
     """The ledger's database."""
@@ -119,6 +130,41 @@ class ControllerSettings(_Section):
     namespace: str = "gpubank-system"
     """Namespace of the controller's leader Lease."""
 
+    lease_seconds: Annotated[float, Field(ge=3, le=120)] = 15.0
+    """How long a leader that has died keeps others from leading; client-go's default. All replicas need the same."""
+
+
+class KueueSettings(_Section):
+    """Where worker and controller read how long Kueue's admission cycles last, which every change of a quota waits for.
+
+    Two addresses are one too many: name Kueue's own, or a Prometheus that scrapes it. With neither, or until the first
+    reading, cycles are assumed to last `assumed_cycle_seconds`.
+    """
+
+    metrics_url: str = ""
+    """Kueue's own metrics, as in https://kueue-controller-manager-metrics-service.kueue-system.svc:8443/metrics."""
+
+    prometheus_url: str = ""
+    """A Prometheus that scrapes Kueue, as in http://prometheus.monitoring.svc:9090."""
+
+    authorities: Path | None = None
+    """PEM file of the authorities to trust there instead of the system's."""
+
+    token: Path | None = None
+    """File with the bearer token to show there, read anew every time; over https alone."""
+
+    read_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
+    """Time between two readings."""
+
+    assumed_cycle_seconds: Annotated[float, Field(ge=0, le=60)] = 0.125
+    """Assumed 99th percentile of admission cycles; a change of a quota waits for twice that, and at least 250 ms."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Self:
+        if self.metrics_url and self.prometheus_url:
+            raise ValueError("metrics_url and prometheus_url are both set; unset one")
+        return self
+
 
 class WatchdogSettings(_Section):
     """The watchdog, which hands a pool to the scheduler when the bank is dead."""
@@ -135,6 +181,13 @@ class ObservabilitySettings(_Section):
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of /metrics, /healthz and /readyz; 0 serves nothing."""
+
+
+class FaultSettings(_Section):
+    """For crash tests of the bank itself; production leaves it alone."""
+
+    folder: Path | None = None
+    """Folder with gates at which a test holds worker and controller at named points of a recall; unset: no gates."""
 
 
 class MetadataSettings(_Section):
@@ -162,6 +215,31 @@ class MetadataSettings(_Section):
     """Whether admission, and nobody else, writes the annotation that marks a pod's fields as verified."""
 
 
+class WebhookSettings(_Section):
+    """Where incidents are reported to whoever repairs; CloudEvents 1.0 over HTTP."""
+
+    url: Annotated[str, Field(pattern=r"^(https?://\S+)?$")] = ""
+    """Address that takes the events; empty reports nowhere."""
+
+    secret: SecretStr | None = None
+    """Key of the HMAC-SHA256 signature; needed with a url."""
+
+    allowed_networks: tuple[IPvAnyNetwork, ...] = ()
+    """CIDRs that the address must lie in; empty allows all but loopback, link-local and the like."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
+    """Longest time for one event to be taken."""
+
+
+class IncidentSettings(_Section):
+    """Incidents of GPUs."""
+
+    policy: IncidentPolicy = IncidentPolicy()
+    """Which faults cost what; see docs/how-to/gpu-incidents.md."""
+
+    webhook: WebhookSettings = WebhookSettings()
+
+
 class Settings(BaseSettings):
     """Everything that a process of the bank can be told."""
 
@@ -185,9 +263,12 @@ class Settings(BaseSettings):
     ledger: LedgerSettings = LedgerSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     controller: ControllerSettings = ControllerSettings()
+    kueue: KueueSettings = KueueSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
+    incidents: IncidentSettings = IncidentSettings()
     metadata: MetadataSettings = MetadataSettings()
+    faults: FaultSettings = FaultSettings()
     log_level: Annotated[str, Field(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 

@@ -8,6 +8,7 @@ Several may run: Temporal hands every task to one of them, and what they do is s
 """
 
 import asyncio
+import logging
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -22,20 +23,26 @@ from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.events import KubernetesNotifier
 from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.adapters.kubernetes.leases import KubernetesLeases
+from gpubank.adapters.kubernetes.nodes import KubernetesNodes
 from gpubank.adapters.kubernetes.objects import KubernetesObjectStore
 from gpubank.adapters.ledger import SqlLedger
+from gpubank.adapters.webhook import NoTickets, Webhook
 from gpubank.agreements import Agreements
 from gpubank.client import BankClient
+from gpubank.cycles import watching_cycles
 from gpubank.decide.attest import AttestPolicy
 from gpubank.domain.contract import Transport
 from gpubank.domain.errors import BankError
 from gpubank.exit import clean_exit
+from gpubank.faultgate import FaultGate
 from gpubank.logs import configure
 from gpubank.ports import CheckpointHook
 from gpubank.probes import serving
-from gpubank.settings import CheckpointSettings, ClusterSettings, Mode, Settings
+from gpubank.settings import CheckpointSettings, ClusterSettings, Mode, Settings, WebhookSettings
 from workers.telemetry import Telemetry
 from workers.wiring import Ports, make_workers, run_workers
+
+log = logging.getLogger(__name__)
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -54,6 +61,9 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         stack.push_async_callback(telemetry.close)
         client = await BankClient.connect(settings.temporal, telemetry.runtime)
         await client.register_search_attributes()
+        tickets = _tickets(settings.incidents.webhook)
+        if isinstance(tickets, Webhook):
+            stack.push_async_callback(tickets.close)
         ports = Ports(
             quota=backend,
             ledger=ledger,
@@ -62,14 +72,27 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             hook=_hooks(settings.checkpoint, LightkubePods(pods)),
             storage=storage,
             leases=KubernetesLeases(connection, settings.controller.namespace),
+            nodes=KubernetesNodes(connection),
+            tickets=tickets,
+            incidents=settings.incidents.policy,
             attest=AttestPolicy(check_hashes=settings.checkpoint.hash_files),
             ended=telemetry.ended,
+            faults=_gate(settings),
         )
+        await stack.enter_async_context(watching_cycles(settings.kueue, backend.measured, telemetry.registry))
         probes = telemetry.probes((BANK_QUEUE, cluster_queue(cluster.name)))
         await stack.enter_async_context(serving(settings.observability, probes))
         counting = asyncio.create_task(telemetry.watch(client))
         stack.callback(counting.cancel)
         await run_workers(make_workers(client.temporal, cluster.name, ports, client), stop)
+
+
+def _gate(settings: Settings) -> FaultGate | None:
+    """Return the gates of a crash test; production has none."""
+    if settings.faults.folder is None:
+        return None
+    log.warning("fault points are open to %s: this is for crash tests", settings.faults.folder)
+    return FaultGate(settings.faults.folder)
 
 
 def _pods_client(cluster: ClusterSettings) -> AsyncClient:
@@ -87,6 +110,17 @@ def _hooks(settings: CheckpointSettings, pods: LightkubePods) -> CheckpointHook:
             Transport.ANNOTATION: AnnotationHook(pods),
             Transport.EXEC: ExecHook(pods),
         }
+    )
+
+
+def _tickets(settings: WebhookSettings) -> Webhook | NoTickets:
+    if not settings.url:
+        return NoTickets()
+    return Webhook(
+        settings.url,
+        secret=settings.secret.get_secret_value() if settings.secret is not None else "",
+        networks=settings.allowed_networks,
+        timeout=timedelta(seconds=settings.timeout_seconds),
     )
 
 

@@ -1,7 +1,7 @@
 """The only place where ports meet activities: two workers, one for workflows and ledger, one beside the cluster.
 
-queue `bank`             Loan, Reclaim, Heartbeat, Sweep · books.* (local) · orders.*
-queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.* · heartbeat.* · sweep.*
+queue `bank`             Loan, Reclaim, Heartbeat, Sweep, GpuIncident · books.* (local) · orders.* · incident.judge
+queue `cluster-<name>`   loan.* · checkpoint.* · notices.* · reclaim.* · heartbeat.* · sweep.* · incident.*
 """
 
 import asyncio
@@ -9,17 +9,19 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.books import BookActivities
-from activities.checkpoints import CheckpointActivities
+from activities.checkpoints import MOMENT, CheckpointActivities
 from activities.failures import FailureInterceptor
 from activities.heartbeat import HeartbeatActivities, RunningReclaims
+from activities.incidents import IncidentActivities, IncidentPlanActivities
 from activities.interfaces import BANK_QUEUE, cluster_queue
 from activities.loans import LoanActivities
 from activities.notices import NoticeActivities
@@ -27,9 +29,24 @@ from activities.orders import LoanDispatch, OrderActivities
 from activities.pools import Clock, Pools, utc_now
 from activities.reclaims import Ended, ReclaimActivities, unheard
 from activities.sweeps import SweepActivities, SweepProcesses
+from gpubank.adapters.webhook import NoTickets
 from gpubank.decide.attest import AttestPolicy
-from gpubank.ports import CheckpointHook, CheckpointStorage, Leases, LedgerStore, Notifier, QuotaBackend, TermsSource
+from gpubank.domain.incidentpolicy import IncidentPolicy
+from gpubank.faultgate import FaultGate
+from gpubank.ports import (
+    CheckpointHook,
+    CheckpointStorage,
+    Leases,
+    LedgerStore,
+    Nodes,
+    Notifier,
+    QuotaBackend,
+    TermsSource,
+    Tickets,
+)
+from workers.faults import FaultInterceptor, GatedPools
 from workflows.heartbeat import HeartbeatWorkflow
+from workflows.incident import GpuIncidentWorkflow
 from workflows.loan import LoanWorkflow
 from workflows.reclaim import ReclaimWorkflow
 from workflows.sweep import SweepWorkflow
@@ -37,7 +54,13 @@ from workflows.sweep import SweepWorkflow
 GRACEFUL: Final = timedelta(seconds=20)
 """How long a worker that is told to stop lets activities finish; below a pod's usual 30 s."""
 
-WORKFLOWS: Final[tuple[type, ...]] = (LoanWorkflow, ReclaimWorkflow, HeartbeatWorkflow, SweepWorkflow)
+WORKFLOWS: Final[tuple[type, ...]] = (
+    LoanWorkflow,
+    ReclaimWorkflow,
+    HeartbeatWorkflow,
+    SweepWorkflow,
+    GpuIncidentWorkflow,
+)
 """Every workflow of the bank."""
 
 PASSED_THROUGH: Final = ("gpubank", "workflows", "activities")
@@ -61,26 +84,48 @@ class Ports:
     hook: CheckpointHook
     storage: CheckpointStorage
     leases: Leases
+    nodes: Nodes
+    tickets: Tickets = field(default_factory=NoTickets)
+    incidents: IncidentPolicy = field(default_factory=IncidentPolicy)
     attest: AttestPolicy = field(default_factory=AttestPolicy)
     clock: Clock = utc_now
     ended: Ended = unheard
     """Hears of demands that Reclaims end."""
 
+    faults: FaultGate | None = None
+    """Gates at which a crash test holds a recall; None everywhere else, and then nothing of them is installed."""
+
+    def pools(self, cluster: str) -> Pools:
+        """Return what a worker beside the cluster can read and write about its pools."""
+        make = Pools if self.faults is None else partial(GatedPools, self.faults)
+        return make(cluster, quota=self.quota, ledger=self.ledger, terms=self.terms, clock=self.clock)
+
+    def interceptors(self) -> list[Interceptor]:
+        """Return what stands around every activity."""
+        return [FailureInterceptor(), *([FaultInterceptor(self.faults)] if self.faults is not None else [])]
+
 
 def bank_activities(ports: Ports, dispatch: LoanDispatch) -> list[Activity]:
     """Return the activities of the queue `bank`."""
     books, orders = BookActivities(ports.ledger), OrderActivities(dispatch)
-    return [books.use, books.note, orders.send]
+    return [books.use, books.note, orders.send, IncidentPlanActivities(ports.incidents).judge]
 
 
 def cluster_activities(cluster: str, ports: Ports, dispatch: Dispatch) -> list[Activity]:
     """Return the activities of the queue `cluster-<name>`."""
-    pools = Pools(cluster, quota=ports.quota, ledger=ports.ledger, terms=ports.terms, clock=ports.clock)
+    pools = ports.pools(cluster)
     loans, reclaims = LoanActivities(pools), ReclaimActivities(pools, ended=ports.ended)
-    checkpoints = CheckpointActivities(pools, hook=ports.hook, storage=ports.storage, policy=ports.attest)
+    checkpoints = CheckpointActivities(
+        pools,
+        hook=ports.hook,
+        storage=ports.storage,
+        policy=ports.attest,
+        moment=MOMENT if ports.faults is None else 0,  # a crash test stops between the request and the look
+    )
     notices = NoticeActivities(ports.notifier)
     heartbeat = HeartbeatActivities(pools, leases=ports.leases, reclaims=dispatch)
     sweeps = SweepActivities(pools, processes=dispatch, notifier=ports.notifier)
+    incidents = IncidentActivities(pools, nodes=ports.nodes, tickets=ports.tickets, policy=ports.incidents)
     return [
         loans.look,
         loans.recall_lines,
@@ -102,6 +147,12 @@ def cluster_activities(cluster: str, ports: Ports, dispatch: Dispatch) -> list[A
         heartbeat.beat,
         sweeps.pools,
         sweeps.sweep_pool,
+        incidents.look,
+        incidents.cordon,
+        incidents.uncordon,
+        incidents.pods,
+        incidents.evict,
+        incidents.ticket,
     ]
 
 
@@ -122,14 +173,14 @@ def make_workers(client: Client, cluster: str, ports: Ports, dispatch: Dispatch)
         workflow_failure_exception_types=[ValidationError],
         # After a restart with a cold cache, more replays at once than cores trip the deadlock detector.
         max_concurrent_workflow_tasks=max(4, 2 * (os.cpu_count() or 1)),
-        interceptors=[FailureInterceptor()],
+        interceptors=ports.interceptors(),
         graceful_shutdown_timeout=GRACEFUL,
     )
     beside = Worker(
         client,
         task_queue=cluster_queue(cluster),
         activities=cluster_activities(cluster, ports, dispatch),
-        interceptors=[FailureInterceptor()],
+        interceptors=ports.interceptors(),
         # A release reaches a running verification with its heartbeat.
         max_heartbeat_throttle_interval=timedelta(seconds=5),
         graceful_shutdown_timeout=GRACEFUL,

@@ -16,6 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from gpubank.domain.base import format_duration
+    from gpubank.domain.notice import extension_refusal, return_refusal
     from gpubank.domain.recall import (
         Decision,
         Ended,
@@ -35,8 +36,6 @@ with workflow.unsafe.imports_passed_through():
 
 MAX_TERMS: Final = 500
 """Terms that a Loan remembers; what is older stands in the ledger."""
-
-_NOTICE_RUNS: Final = frozenset({LoanPhase.RECALLED, LoanPhase.CHECKPOINTING})
 
 
 @workflow.defn(name="Loan")
@@ -59,7 +58,9 @@ class LoanWorkflow:
         if start.state is None:
             await self._settle_in()
         while loan.state.phase is not LoanPhase.CLOSED:
-            if loan.state.orders:
+            if self._grants and loan.state.phase is LoanPhase.ACTIVE:
+                await self._begin_term(self._grants.popleft())
+            elif loan.state.orders:
                 await loan.recall()
             elif loan.state.finished:
                 await self._close()
@@ -70,12 +71,12 @@ class LoanWorkflow:
             elif loan.state.offered:
                 await self._resume()
             elif workflow.info().is_continue_as_new_suggested():
-                await workflow.wait_condition(workflow.all_handlers_finished)
+                await loan.settled()
                 if not self._busy():
                     workflow.continue_as_new(start.model_copy(update={"state": loan.state}))
             else:
                 await self._idle()
-        await workflow.wait_condition(workflow.all_handlers_finished)
+        await loan.settled()
         return loan.state
 
     def _busy(self) -> bool:
@@ -109,6 +110,12 @@ class LoanWorkflow:
             loan.move(LoanPhase.PARKED, "an earlier run had parked it")
         elif sight.recalled_lines and not loan.state.orders:
             await loan.acts.release_lines(loan.step(reason="its recall was left unfinished"), drop_pledges=False)
+        runs = loan.state.phase is LoanPhase.ACTIVE and not loan.state.finished and sight.lenders
+        if runs and sight.admitted_at is not None and not self._grants:
+            # A recall may come before the news of the grant: what it runs on, and since when, is booked all the same.
+            await self._begin_term(
+                Granted(term=sight.term, gpus=sight.gpus, lenders=sight.lenders, at=sight.admitted_at)
+            )
 
     # ---- terms
 
@@ -145,7 +152,8 @@ class LoanWorkflow:
         step = loan.acts.step(loan.state.term + 1, loan.state.recalls, "there is room again")
         resumed = await loan.acts.resume(step, lambda: bool(loan.state.orders or loan.state.finished))
         if resumed:
-            await loan.acts.tell(step.key("resumed"), "LoanResumed", "There is room again: the job is resumed.")
+            word = "There is room again: the job is resumed."
+            loan.aside(loan.acts.tell(step.key("resumed"), "LoanResumed", word))
         loan.show("resumed; waits for its grant" if resumed else "the room it was offered is taken")
 
     async def _close(self) -> None:
@@ -246,22 +254,7 @@ class LoanWorkflow:
 
     @extend.validator
     def _check_extend(self, extension: Extension) -> None:
-        loan = self._loan
-        subject = f"loan {workflow.info().workflow_id!r}"
-        order, deadline = loan.state.order, loan.deadline
-        if loan.state.phase not in _NOTICE_RUNS or order is None or deadline is None:
-            raise ApplicationError(
-                f"{subject} is {loan.state.phase}: only the notice of a recall can be extended", type="PolicyError"
-            )
-        if any(other.overdue for other in loan.state.orders):
-            raise ApplicationError(f"{subject} is overdue: its notice is over; return it", type="PolicyError")
-        latest = min((o.latest_deadline for o in loan.state.orders if o.latest_deadline is not None), default=None)
-        if latest is None or deadline + extension.by > latest:
-            raise ApplicationError(
-                f"{subject} has notice until {clock(deadline)}, and the pool's maxGracePeriod allows it until"
-                f" {clock(latest)}: {format_duration(extension.by)} more is too much",
-                type="PolicyError",
-            )
+        _refuse(extension_refusal(workflow.info().workflow_id, self._loan.state, extension.by))
 
     @workflow.update
     async def return_now(self, decision: Decision) -> LoanState:
@@ -279,13 +272,8 @@ class LoanWorkflow:
 
     @return_now.validator
     def _check_return(self, decision: Decision) -> None:
-        state = self._loan.state
-        if state.phase is not LoanPhase.ACTIVE or state.orders or state.finished or self._return is not None:
-            what = "recalled already" if state.orders or self._return else str(state.phase)
-            raise ApplicationError(
-                f"loan {workflow.info().workflow_id!r} is {what}: only one that runs can be returned",
-                type="PolicyError",
-            )
+        asked = self._return is not None
+        _refuse(return_refusal(workflow.info().workflow_id, self._loan.state, asked=asked))
 
     # ---- queries
 
@@ -293,3 +281,9 @@ class LoanWorkflow:
     def read_state(self) -> LoanState:
         """Return the loan as it stands, every term so far included."""
         return self._loan.state
+
+
+def _refuse(why: str) -> None:
+    """Refuse an order of a person, if there is a reason to."""
+    if why:
+        raise ApplicationError(why, type="PolicyError")

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.interfaces import BookCalls, CheckpointCalls, LoanCalls, NoticeCalls, cluster_queue
@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
         ReleaseStep,
         StopResult,
     )
-    from workflows.retries import ATTEMPT, HEARTBEAT, LONG_ATTEMPT, NOTICE_LIMIT, POLL, STEADY
+    from workflows.retries import ATTEMPT, HEARTBEAT, LAST_LOOK, LONG_ATTEMPT, NOTICE_LIMIT, ONCE, POLL, STEADY, STEP
     from workflows.waiting import never, unless
 
 _WAIT: Final = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
@@ -123,6 +123,25 @@ class LoanActs:
         )
         return await unless(handle, stop, until=until, summary="end of the notice")
 
+    async def last_look(self, step: CheckpointStep) -> CheckpointOutcome:
+        """Look once more when the notice has ended; a failure says what is wrong, for people."""
+        try:
+            return await workflow.execute_activity_method(
+                CheckpointCalls.await_durable,
+                step,
+                **{
+                    **self._effect(f"look once more for the checkpoint of {self._what}"),
+                    "start_to_close_timeout": LAST_LOOK,
+                    "heartbeat_timeout": LAST_LOOK,
+                    "retry_policy": ONCE,
+                },
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            cause = error.cause
+            return CheckpointOutcome(failure=(cause.message if isinstance(cause, FailureError) else str(error))[:300])
+
     async def tell(self, key: str, reason: str, message: str) -> None:
         """Tell the owner of the Workload, once per key; go on without a word where it cannot be delivered."""
         start = self._start
@@ -172,7 +191,7 @@ class LoanActs:
     def _effect(self, summary: str) -> Any:
         return {
             "task_queue": cluster_queue(self._start.cluster),
-            "start_to_close_timeout": ATTEMPT,
+            "start_to_close_timeout": STEP,
             "retry_policy": STEADY,
             "summary": summary,
         }

@@ -1,5 +1,7 @@
 """What a Loan remembers, and how it shows it: state, deadlines, answers to Reclaims, Temporal's UI."""
 
+import asyncio
+from collections.abc import Coroutine
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +38,18 @@ class LoanDesk:
 
         self.stops: set[str] = set()
         """Demands that can be met once it is stopped."""
+
+        self._aside: list[asyncio.Task[None]] = []
+
+    def aside(self, word: Coroutine[Any, Any, None]) -> None:
+        """Say something to somebody, while the Loan goes on: nothing that follows rests on its being heard."""
+        self._aside = [task for task in self._aside if not task.done()]
+        self._aside.append(asyncio.create_task(word))
+
+    async def settled(self) -> None:
+        """Wait until everything has been said, and everybody been answered."""
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        await asyncio.gather(*self._aside)
 
     # ---- what is wanted
 
@@ -87,21 +101,21 @@ class LoanDesk:
 
     # ---- answers
 
-    async def tell_durable(self) -> None:
+    def tell_durable(self) -> None:
         """Tell everybody who does not know yet that the Workload may be stopped."""
         for order in self.state.orders:
             if order.reclaim and order.demand not in self.told:
                 self.told.add(order.demand)
-                await self._report(order, LoanOutcome.DURABLE, self.state.note)
+                self.aside(self._report(order, LoanOutcome.DURABLE, self.state.note))
 
-    async def answer(self, outcome: LoanOutcome, reason: str) -> None:
+    def answer(self, outcome: LoanOutcome, reason: str) -> None:
         """Answer everybody who waits; the recall is over for them."""
         orders = self.state.orders
         self.set(orders=(), stop_ordered=False)
         self.stops.clear()
         for order in orders:
             if order.reclaim:
-                await self._report(order, outcome, reason)
+                self.aside(self._report(order, outcome, reason))
 
     async def _report(self, order: RecallOrder, outcome: LoanOutcome, reason: str) -> None:
         report = LoanReport(loan=workflow.info().workflow_id, demand=order.demand, outcome=outcome, reason=reason[:300])

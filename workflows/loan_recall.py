@@ -15,7 +15,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows.waiting import wait_until
 
 ASK_AGAIN: Final = 2
-"""Times that a trainer which says that it failed is asked in one recall."""
+"""Times that a trainer which says that it failed is asked at once; under `evict` again and again after that."""
+
+ASK_PAUSE: Final = timedelta(seconds=15)
+"""Between two of those later requests, until the notice ends: what keeps it from saving may pass."""
 
 REFRESH: Final = timedelta(seconds=30)
 """Time for a fresh checkpoint where the first one became too old; what was verified before stands if none comes."""
@@ -37,6 +40,7 @@ class _Next(Enum):
     FINISHED = auto()
     FAILED = auto()
     STOPPED = auto()
+    LEASED = auto()
 
 
 class LoanRecalls(LoanDesk):
@@ -50,6 +54,9 @@ class LoanRecalls(LoanDesk):
         self._saved = False
         """A checkpoint of this recall is verified; those of earlier ones say nothing about the work since."""
 
+        self._asks = 0
+        """Requests of this recall."""
+
     async def recall(self) -> None:
         """Carry out the recall that the first order asks for, for everybody who asks meanwhile."""
         if self.state.finished and await self._has_ended():
@@ -61,7 +68,7 @@ class LoanRecalls(LoanDesk):
         number = self.state.recalls + 1
         self.set(recalls=number, deadline=order.deadline)
         self.told.clear()
-        self._lost, self._saved = False, False
+        self._lost, self._saved, self._asks = False, False, 0
         step = self.step(number, order.reason)
         found = await self.acts.recall_lines(step, lambda: self.unwanted)
         if found is None:
@@ -71,7 +78,7 @@ class LoanRecalls(LoanDesk):
         if not found.lines:
             why = ENDED if found.finished else "it holds no loan now"
             self.set(deadline=None, finished=found.finished)
-            await self.answer(LoanOutcome.GONE if found.finished else LoanOutcome.RETURNED, why)
+            self.answer(LoanOutcome.GONE if found.finished else LoanOutcome.RETURNED, why)
             return
         if self.state.phase is LoanPhase.PARKED:
             self.move(LoanPhase.ACTIVE, "came back")
@@ -93,7 +100,9 @@ class LoanRecalls(LoanDesk):
         if end is _Next.RELEASED:
             await self._let_go(step, "nobody wants it any more")
         elif end is _Next.FAILED:
-            await self._protect(step)
+            await self._protect(step, LoanOutcome.PROTECTED, "CheckpointFailed")
+        elif end is _Next.LEASED:
+            await self._protect(step, LoanOutcome.LEASED, "LoanLeased")
         elif end is _Next.STOPPED:
             self.move(LoanPhase.STOPPING, "deactivated")
             await self.see_off(step.reason)
@@ -104,23 +113,34 @@ class LoanRecalls(LoanDesk):
         """Tell the owner, and have a checkpoint verified where the class asks for one."""
         saves = any(order.needs_checkpoint for order in self.state.orders)
         what = f"saved and stopped; the notice ends at {clock(self.deadline)}" if saves else "stopped soon"
-        await self.acts.tell(
-            step.key(f"notice-{step.recall}"),
-            "LoanRecalled",
-            f"Its GPUs are wanted back ({step.reason}): it is {what}.",
-        )
+        word = f"Its GPUs are wanted back ({step.reason}): it is {what}."
+        self.aside(self.acts.tell(step.key(f"notice-{step.recall}"), "LoanRecalled", word))
         if not saves:
             return _Next.RELEASED if self.unwanted else _Next.READY
         self.move(LoanPhase.CHECKPOINTING, "asked for a checkpoint")
-        for ask in range(1, ASK_AGAIN + 1):
-            outcome = await self._checkpoint(step, ask, lambda: self.deadline)
-            end = self._judge(outcome)
-            if end is not _Next.FAILED or self.past_notice:
-                break
+        end = await self._ask_until_saved(step)
         if end is _Next.FAILED and self.evicts:
             self._lost = True
             return _Next.READY
         return end
+
+    async def _ask_until_saved(self, step: LoanStep) -> _Next:
+        """Ask, and again where it failed: under `protect` soon given up, under `evict` only when the notice ends."""
+        while True:
+            end = self._judge(await self._checkpoint(step, lambda: self.deadline, last_look=True))
+            given_up = self._asks >= ASK_AGAIN and not self.evicts
+            if end is not _Next.FAILED or self.past_notice or given_up:
+                return end
+            if self._asks >= ASK_AGAIN:
+                again = workflow.now() + ASK_PAUSE
+                if await wait_until(
+                    lambda: self.unwanted,
+                    until=lambda again=again: min(again, self.deadline or again),  # type: ignore[misc]
+                    summary="before it is asked again",
+                ):
+                    return self._judge(None)
+                if self.past_notice:
+                    return end
 
     def _judge(self, outcome: CheckpointOutcome | None) -> _Next:
         """What an outcome means, and how long it will be remembered."""
@@ -137,8 +157,7 @@ class LoanRecalls(LoanDesk):
             return _Next.FINISHED
         if not self.state.orders:
             return _Next.RELEASED
-        why = outcome.failure if outcome is not None else f"no verified checkpoint by {clock(self.deadline)}"
-        self.set(note=why)
+        self.set(note=outcome.failure if outcome is not None else f"no verified checkpoint by {clock(self.deadline)}")
         return _Next.FAILED
 
     def _keep(self, saved: CheckpointSummary) -> None:
@@ -146,27 +165,37 @@ class LoanRecalls(LoanDesk):
         self.set(checkpoint=saved, last_step=max(self.state.last_step, saved.step))
 
     async def _checkpoint(
-        self, step: LoanStep, ask: int, until: Callable[[], datetime | None]
+        self, step: LoanStep, until: Callable[[], datetime | None], *, last_look: bool = False
     ) -> CheckpointOutcome | None:
-        """Ask, and see it verified; None when nobody waits for it any more, or the time is over."""
+        """Ask, and see it verified; None when nobody waits for it any more, or the time is over.
+
+        With `last_look` the end of the time is no silence: one look more tells what came, or what is wrong.
+        """
+        self._asks += 1
         asked = CheckpointStep(
             step=step,
-            request_id=step.key(f"checkpoint-{step.recall}-{ask}"),
+            request_id=step.key(f"checkpoint-{step.recall}-{self._asks}"),
             epoch=step.recall,
             deadline=until() or workflow.now(),
             last_step=self.state.last_step,
         )
         outcome = await self.acts.request_checkpoint(asked, lambda: self.unwanted, until)
-        if outcome is None or outcome.failure or outcome.finished or outcome.nothing_to_save:
+        if outcome is not None and outcome.is_last:
             return outcome
-        asked = asked.model_copy(update={"requested_at": outcome.requested_at})
-        return await self.acts.await_checkpoint(asked, lambda: self.unwanted, until)
+        if outcome is not None:
+            asked = asked.model_copy(update={"requested_at": outcome.requested_at})
+            outcome = await self.acts.await_checkpoint(asked, lambda: self.unwanted, until)
+        if outcome is not None or not last_look or self.unwanted:
+            return outcome
+        outcome = await self.acts.last_look(asked)
+        late = f"no verified checkpoint by {clock(until())}: {outcome.failure}"
+        return outcome.model_copy(update={"failure": late}) if outcome.failure else outcome
 
     async def _await_stop(self, step: LoanStep) -> _Next:
         """Say that it may be stopped, and stop it when a demand can be met."""
         self.move(LoanPhase.DURABLE, self.state.note or "may be stopped")
         while True:
-            await self.tell_durable()
+            self.tell_durable()
             check = workflow.now() + CHECK_DEMANDS
             heard = await wait_until(
                 lambda: self.unwanted or self.stop_wanted or self.untold,
@@ -186,12 +215,16 @@ class LoanRecalls(LoanDesk):
         """Stop it; None if those who could be met have let go of it, and others still wait for it."""
         if not await self._refresh(step):
             return _Next.FAILED
-        result = await self.acts.stop(step, lambda: self.unwanted or not self.stop_wanted)
+        asked = step.model_copy(update={"asked": any(not order.reclaim for order in self.state.orders)})
+        result = await self.acts.stop(asked, lambda: self.unwanted or not self.stop_wanted)
         if result is StopResult.STOPPED:
             await self._book_loss(step)
             return _Next.STOPPED
         if result is StopResult.GONE:
             return _Next.FINISHED
+        if result is StopResult.LEASED:
+            self.set(note="a CapacityLease protects it now")
+            return _Next.LEASED
         if result is StopResult.REFUSED:
             self.set(note="its lines were not recalled any more")
             return _Next.FAILED
@@ -214,7 +247,7 @@ class LoanRecalls(LoanDesk):
         why = "its checkpoint has grown old" if saved is not None else "nothing ran when it was asked before"
         self.move(LoanPhase.CHECKPOINTING, f"{why}: asked once more")
         until = max(self.deadline or workflow.now(), workflow.now() + REFRESH)
-        outcome = await self._checkpoint(step, ASK_AGAIN + 1, lambda: until)
+        outcome = await self._checkpoint(step, lambda: until)
         if outcome is not None and outcome.checkpoint is not None:
             self._keep(outcome.checkpoint)
         nothing = outcome is not None and (outcome.nothing_to_save or outcome.finished)
@@ -235,7 +268,7 @@ class LoanRecalls(LoanDesk):
             return
         await self.end_term(because, gone.at)
         self.set(finished=gone.finished, deadline=None, stop_ordered=False)
-        await self.answer(LoanOutcome.GONE if gone.finished else LoanOutcome.RETURNED, because)
+        self.answer(LoanOutcome.GONE if gone.finished else LoanOutcome.RETURNED, because)
         if gone.finished:
             self.move(LoanPhase.CLOSED, ENDED)
             return
@@ -243,18 +276,16 @@ class LoanRecalls(LoanDesk):
             return
         self._pass_through(LoanPhase.DURABLE, LoanPhase.STOPPING, note=because)
         self.move(LoanPhase.PARKED, f"stopped: {because}")
-        await self.acts.tell(step.key("parked"), "LoanParked", "Stopped; it comes back when there is room.")
+        self.aside(self.acts.tell(step.key("parked"), "LoanParked", "Stopped; it comes back when there is room."))
 
-    async def _protect(self, step: LoanStep) -> None:
+    async def _protect(self, step: LoanStep, outcome: LoanOutcome, event: str) -> None:
         why = self.state.note or "it could not be saved in time"
         if not await self.acts.release_lines(step.model_copy(update={"reason": why})):
             await self._finish_stop(step)
             return
         self.move(LoanPhase.PROTECTED, why)
-        await self.answer(LoanOutcome.PROTECTED, why)
-        await self.acts.tell(
-            step.key(f"protected-{step.recall}"), "CheckpointFailed", f"It runs on and was not stopped: {why}."
-        )
+        self.answer(outcome, why)
+        await self.acts.tell(step.key(f"protected-{step.recall}"), event, f"It runs on and was not stopped: {why}.")
         self.set(deadline=None, stop_ordered=False)
         self.move(LoanPhase.ACTIVE, f"protected: {why}")
 
@@ -286,11 +317,14 @@ class LoanRecalls(LoanDesk):
         begins = [term.started_at] if term is not None else []
         saved = [state.checkpoint.verified_at] if state.checkpoint is not None else []
         since = max(begins + saved, default=workflow.now())
-        seconds = (workflow.now() - since).total_seconds()
+        until = workflow.now()
+        gpu_ms = state.gpus * ((until - since) // timedelta(milliseconds=1))
         detail: dict[str, str | int | float | None] = {
             "gpus": state.gpus,
             "since": since.isoformat(),
-            "gpu_hours": round(state.gpus * seconds / 3600, 4),
+            "until": until.isoformat(),
+            "gpu_ms": gpu_ms,
+            "gpu_hours": round(gpu_ms / 3_600_000, 4),
             "reason": state.note,
         }
         await self.acts.note(step.key(f"loss-{step.recall}"), "work lost", detail)

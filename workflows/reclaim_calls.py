@@ -1,7 +1,7 @@
 """The activities of one Reclaim, as its demands call them: queue, time-outs and a summary for people."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from temporalio import workflow
@@ -9,7 +9,8 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities.interfaces import BANK_QUEUE, BookCalls, OrderCalls, ReclaimCalls, cluster_queue
     from gpubank.domain.demand import DemandState
-    from gpubank.domain.recall import ReclaimInput
+    from gpubank.domain.pool import OnOverdue
+    from gpubank.domain.recall import DemandProgress, ReclaimInput
     from gpubank.domain.steps import (
         DemandStep,
         DemandView,
@@ -22,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
         PlanStep,
         RaiseResult,
     )
-    from workflows.retries import ATTEMPT, POLL, STEADY
+    from workflows.retries import ATTEMPT, POLL, STEADY, STEP
     from workflows.waiting import unless
 
 _WAIT: Final = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
@@ -64,14 +65,13 @@ class ReclaimActs:
         )
         return await unless(handle, stop, until=until, summary="maxTimeToReturn")
 
-    async def raise_queue(self, stop: Callable[[], bool]) -> RaiseResult | None:
-        """Give the lender the whole set at once; None if `stop` came first."""
-        handle = workflow.start_activity_method(
+    def begin_raise(self) -> workflow.ActivityHandle[RaiseResult]:
+        """Begin to wait until nothing pledged is outstanding, and to give the lender the whole set at once then."""
+        return workflow.start_activity_method(
             ReclaimCalls.raise_queue,
             self.step(),
             **self._poll(f"raise the queue of {self._start.lender}, once nothing pledged is outstanding"),
         )
-        return await unless(handle, stop)
 
     async def await_placed(self, stop: Callable[[], bool]) -> PlacedResult | None:
         """See the owner's pods on nodes; None if `stop` came first."""
@@ -80,10 +80,11 @@ class ReclaimActs:
         )
         return await unless(handle, stop)
 
-    def watch(self) -> workflow.ActivityHandle[bool]:
-        """Begin to watch for the end of the demand."""
+    def watch(self, gpus: int) -> workflow.ActivityHandle[bool]:
+        """Begin to watch for the end of the demand, and for one of another amount."""
+        step = self.step().model_copy(update={"gpus": gpus})
         return workflow.start_activity_method(
-            ReclaimCalls.await_ended, self.step(), **self._poll(f"see whether anybody waits for {self._demand}")
+            ReclaimCalls.await_ended, step, **self._poll(f"see whether anybody waits for {self._demand}")
         )
 
     async def end_demand(self, state: DemandState, reason: str) -> None:
@@ -123,10 +124,25 @@ class ReclaimActs:
             summary=f"note: {action}",
         )
 
+    async def tell_overdue(self, progress: DemandProgress, on_overdue: OnOverdue) -> None:
+        """Count and note that a demand was not met within maxTimeToReturn, once for each time that it is due."""
+        meter, start = workflow.metric_meter(), self._start
+        late = meter.create_counter("gpubank_recalls_overdue_total", "Demands not met within maxTimeToReturn")
+        late.add(1, {"pool": start.pool, "lender": start.lender})
+        due = progress.due_at.isoformat() if progress.due_at is not None else ""
+        detail: dict[str, str | int | float | None] = {"on_overdue": on_overdue, "phase": progress.phase}
+        await self.note(f"{self._demand}/overdue/{due}", "overdue", detail)
+
+    def measure(self, took: timedelta) -> None:
+        """Measure how long a demand took to be met."""
+        meter, start = workflow.metric_meter(), self._start
+        seconds = meter.create_histogram_timedelta("gpubank_recall_seconds", "From a demand to its pods on nodes")
+        seconds.record(took, {"pool": start.pool, "lender": start.lender})
+
     def _effect(self, summary: str) -> Any:
         return {
             "task_queue": cluster_queue(self._start.cluster),
-            "start_to_close_timeout": ATTEMPT,
+            "start_to_close_timeout": STEP,
             "retry_policy": STEADY,
             "summary": summary,
         }

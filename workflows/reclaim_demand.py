@@ -8,6 +8,7 @@ Nobody is stopped before everybody who must be may be: after the last answer it 
 whose victims are all durable goes on to the stop.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -15,7 +16,7 @@ from typing import Any, Final
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from gpubank.domain.demand import DemandKind, DemandState
+    from gpubank.domain.demand import WHOLE, DemandKind, DemandState
     from gpubank.domain.pool import OnOverdue
     from gpubank.domain.recall import (
         RECLAIM_MOVES,
@@ -30,6 +31,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from gpubank.domain.steps import PlacedOutcome, PlannedRecall, PlannedVictim, RaiseOutcome
     from workflows.reclaim_calls import ReclaimActs
+    from workflows.reclaim_raise import Raise
     from workflows.reclaim_victims import OVER, Victims, names
     from workflows.waiting import unless, wait_until
 
@@ -39,15 +41,15 @@ SEND_AGAIN: Final = timedelta(seconds=60)
 LOOK_AGAIN: Final = timedelta(seconds=15)
 """How often a demand that waits for time to pass is planned anew, for facts change too."""
 
+UNANSWERED: Final = "nobody approved or denied it within maxTimeToReturn"
+"""Why a demand ends whose approval was asked for in vain."""
+
 PAUSE: Final = timedelta(seconds=1)
 """Between a plan that did not come true and the next."""
 
 _ENDED: Final = frozenset({ReclaimPhase.MET, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED})
 _MAY_BE_LATE: Final = frozenset({ReclaimPhase.PLANNING, ReclaimPhase.AWAITING_APPROVAL, ReclaimPhase.RECALLING})
 """Phases that maxTimeToReturn ends; what is being stopped or given back comes soonest if it goes on."""
-
-_WHOLE: Final = frozenset({DemandKind.WORKLOAD, DemandKind.PLACEMENT})
-"""Demands that half their GPUs do not help."""
 
 
 class _Rest(Exception):  # noqa: N818 - it is no error
@@ -73,11 +75,15 @@ class DemandRun:
         self._acts = ReclaimActs(start, progress.demand)
         self._changed = changed
         self._kind = DemandKind.WORKLOAD
-        self._victims = Victims(start, progress.demand)
+        self._victims = Victims(start, progress.demand, progress.victims)
         self._decision: tuple[bool, Decision] | None = None
         self._began: datetime | None = None
         self._watch: workflow.ActivityHandle[bool] | None = None
-        """Ends when the demand does, for nobody may tell."""
+        """Ends when the demand does or is of another amount, for nobody may tell."""
+
+        self._raise = Raise(self._acts)
+        self._giving_up = False
+        """Nobody has decided in time: a word that comes now comes too late, and is refused."""
 
         self._late_since: datetime | None = None
         """The maxTimeToReturn that passed while victims were being stopped."""
@@ -99,7 +105,8 @@ class DemandRun:
     @property
     def awaits_approval(self) -> bool:
         """Whether a person must decide."""
-        return self.progress.phase is ReclaimPhase.AWAITING_APPROVAL and self._decision is None
+        waits = self.progress.phase is ReclaimPhase.AWAITING_APPROVAL and self._decision is None
+        return waits and not self._giving_up
 
     @property
     def kind(self) -> DemandKind:
@@ -120,32 +127,39 @@ class DemandRun:
     async def run(self) -> None:
         """Serve the demand until it ends, or the Reclaim rests."""
         self._began = workflow.now()
+        look = asyncio.create_task(self._look())
         try:
-            await self._look()
-            self._watch = self._acts.watch()
             while True:
-                await self._serve()
+                await self._serve(look)
         except _Rest:
             pass
         except _End as end:
             await self._finish(end)
+        await look
+        await self._raise.leave()
         if self._watch is not None:
             await unless(self._watch, lambda: True)
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """See what is asked for, while the first plan is made; False if the demand had ended already."""
         view = await self._acts.view()
-        if not view.live:
-            raise _End(ReclaimPhase.CANCELLED, "it had ended already", book=False)
-        self._kind = view.kind
-        self._set(gpus=view.gpus, reason=view.reason, due_at=view.due_at)
+        if view.live:
+            self._kind = view.kind
+            self._set(gpus=view.gpus, reason=view.reason, due_at=view.due_at)
+            self._watch = self._acts.watch(view.gpus)
+        return view.live
 
-    async def _serve(self) -> None:
+    async def _serve(self, look: asyncio.Task[bool]) -> None:
         """Take one plan as far as it goes; where it returns, the next is due."""
         plan = await self._plan()
+        if not await look:
+            raise _End(ReclaimPhase.CANCELLED, "it had ended already", book=False)
         if plan.raised:
             await self._give_back()
             return
-        if not plan.complete and (self._kind in _WHOLE or not plan.victims):
+        if not plan.complete and (self._kind in WHOLE or not plan.victims):
+            if plan.leased:
+                await self._release("a CapacityLease protects it", keep=self._victims.unleased(plan.leased))
             await self._lacks(plan)
             return
         await self._release("it is not needed any more", keep=plan.victims)
@@ -186,12 +200,19 @@ class DemandRun:
     async def _ask(self, plan: PlannedRecall) -> None:
         """Wait for a person; a re-plan follows, for time has passed."""
         self._decision = None
-        self._victims_planned(plan)
+        if self._late():
+            await self._overdue()
+        self._set(victims=self._victims.planned(plan))
         self._move(ReclaimPhase.AWAITING_APPROVAL)
+        # What is overdue already, in a pool that evicts, can still be approved, but not for ever.
+        until = self._due() or workflow.now() + plan.max_time_to_return
         while self._decision is None:
-            await wait_until(lambda: self._disturbed() or self._decision is not None, until=self._due)
+            await wait_until(lambda: self._disturbed() or self._decision is not None, until=lambda: until)
+            self._giving_up = self._decision is None and workflow.now() >= until
             if self._decision is None:
                 await self._mind()
+            if self._giving_up:
+                raise _End(ReclaimPhase.PARTIAL, UNANSWERED)
         approved, decision = self._decision
         who = decision.identity or "somebody"
         action = "approve" if approved else "deny"
@@ -222,7 +243,7 @@ class DemandRun:
             again = workflow.now() + SEND_AGAIN
             heard = await wait_until(
                 lambda: self._disturbed() or victims.answered(waiting),
-                until=lambda again=again: self._first(again),  # type: ignore[misc]
+                until=lambda again=again: min(again, self._due() or again),  # type: ignore[misc]
             )
             if heard and not self._disturbed():
                 self._spare(waiting)
@@ -247,25 +268,39 @@ class DemandRun:
             recalls = [] if first else [victims.recall(v, plan, self.progress, self._kind) for v in left]
             await self._acts.send([*recalls, *(victims.stop(victim) for victim in left)], f"stop {names(left)}")
             first = False
+            self._raise.begin()  # it waits for the books, as this does for the answers: the first counts
             again = workflow.now() + SEND_AGAIN
             await wait_until(
-                lambda: self._disturbed() or victims.stopped(plan.victims),
+                lambda: self._disturbed() or victims.stopped(plan.victims) or self._raise.raised,
                 until=lambda again=again: again,  # type: ignore[misc]
             )
             if self._disturbed():
                 await self._mind()
+            elif self._raise.raised:
+                self._spare(plan.victims)
+                return True
             elif not victims.stopped(plan.victims):
                 await self._note_late()
+                if await self._pass_over(plan):
+                    return False
             else:
+                left_all = victims.all_left(plan.victims)
                 self._spare(plan.victims)
-                return not victims.protected(plan.victims)
+                return left_all
+
+    async def _pass_over(self, plan: PlannedRecall) -> bool:
+        """Whether others are to be had for somebody who was stopped and does not go, as on a dead node."""
+        over = lambda: self._disturbed() or self._victims.stopped(plan.victims)  # noqa: E731
+        fresh = await self._acts.plan(self.progress.spared, over, lambda: None)
+        stopping = {victim.workload.uid for victim in plan.victims}
+        return fresh is not None and fresh.complete and {v.workload.uid for v in fresh.victims} - stopping != set()
 
     # ---- return
 
     async def _give_back(self) -> None:
         """Raise the lender's queue once, and see its pods on nodes; where it returns, a new plan is due."""
         self._move(ReclaimPhase.RETURNING)
-        while (raised := await self._acts.raise_queue(self._disturbed)) is None:
+        while (raised := await self._raise.see(self._disturbed)) is None:
             await self._mind()
         if raised.outcome is RaiseOutcome.ENDED:
             raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
@@ -291,15 +326,15 @@ class DemandRun:
         if end.phase is not ReclaimPhase.MET:
             self._set(reason=end.reason)
         elif self._began is not None:
-            meter = workflow.metric_meter()
-            seconds = meter.create_histogram_timedelta("gpubank_recall_seconds", "From a demand to its pods on nodes")
-            seconds.record(workflow.now() - self._began, {"pool": self._start.pool, "lender": self._start.lender})
+            self._acts.measure(workflow.now() - self._began)
         self._move(end.phase)
 
-    async def _release(self, reason: str, *, keep: Sequence[PlannedVictim] = ()) -> None:
+    async def _release(self, reason: str, *, keep: Sequence[PlannedVictim | VictimProgress] = ()) -> None:
         """Let everybody go whom the demand does not need."""
         free = self._victims.let_go(keep)
         await self._acts.send([self._victims.release(victim, reason) for victim in free], f"let {names(free)} go")
+        if free:
+            self._show_victims()
 
     # ---- interruptions
 
@@ -314,11 +349,13 @@ class DemandRun:
             view = await self._acts.view()
             if not view.live:
                 raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
-            self.missing = False
-            if self._watch is not None and self._watch.done():  # it was ended, and opened again
-                self._watch = self._acts.watch()
-        due = self._due()
-        if due is None or workflow.now() < due or self.progress.phase not in _MAY_BE_LATE:
+            self.missing, before = False, self.progress.gpus
+            self._set(gpus=view.gpus)
+            if self._watch is not None and self._watch.done():  # it is of another amount, or was opened again
+                self._watch = self._acts.watch(view.gpus)
+            if view.gpus != before:
+                return True
+        if not self._late() or self.progress.phase not in _MAY_BE_LATE:
             return False
         await self._overdue()
         return True
@@ -328,47 +365,28 @@ class DemandRun:
         view = await self._acts.view()
         waited = self.progress.phase is ReclaimPhase.AWAITING_APPROVAL
         self._set(overdue=True)
-        await self._tell_overdue(view.on_overdue)
+        await self._acts.tell_overdue(self.progress, view.on_overdue)
         if waited:
-            raise _End(ReclaimPhase.PARTIAL, "nobody approved or denied it within maxTimeToReturn")
+            raise _End(ReclaimPhase.PARTIAL, UNANSWERED)
         if view.on_overdue is OnOverdue.PROTECT:
             raise _End(ReclaimPhase.PARTIAL, "maxTimeToReturn has passed and the pool protects who could not be saved")
         self._set(spared=())
 
     async def _note_late(self) -> None:
         """Say once that victims which are stopped already, as on a dead node, do not leave in time."""
-        due = self._due()
-        if due is not None and workflow.now() >= due and self._late_since != due:
-            self._late_since = due
-            await self._tell_overdue((await self._acts.view()).on_overdue)
-
-    async def _tell_overdue(self, on_overdue: OnOverdue) -> None:
-        meter = workflow.metric_meter()
-        meter.create_counter("gpubank_recalls_overdue_total", "Demands not met within maxTimeToReturn").add(
-            1, {"pool": self._start.pool, "lender": self._start.lender}
-        )
-        await self._acts.note(
-            f"{self.progress.demand}/overdue/{self._due_text()}",
-            "overdue",
-            {"on_overdue": on_overdue, "phase": self.progress.phase},
-        )
+        if self._late() and self._late_since != self._due():
+            self._late_since = self._due()
+            await self._acts.tell_overdue(self.progress, (await self._acts.view()).on_overdue)
 
     def _due(self) -> datetime | None:
         """When maxTimeToReturn passes; None once it has."""
         return None if self.progress.overdue else self.progress.due_at
 
-    def _due_text(self) -> str:
-        return self.progress.due_at.isoformat() if self.progress.due_at is not None else ""
-
-    def _first(self, moment: datetime) -> datetime:
+    def _late(self) -> bool:
         due = self._due()
-        return moment if due is None else min(moment, due)
+        return due is not None and workflow.now() >= due
 
     # ---- state
-
-    def _victims_planned(self, plan: PlannedRecall) -> None:
-        shown = (VictimProgress(workload=v.workload, borrower=v.borrower, gpus=v.gpus) for v in plan.victims)
-        self._set(victims=tuple(shown))
 
     def _show_victims(self) -> None:
         self._set(victims=self._victims.shown(self.progress.victims))

@@ -62,6 +62,13 @@ class EmbeddedClient:
         done = await self._call("DELETE", f"/v1/objects/{kind}/{name}", params=query, missing=None)
         return done is not None
 
+    async def patch_status(
+        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+    ) -> None:
+        """Replace the status; `ConflictError` if the object moved on since version `seen`."""
+        query = {"seen": seen} | ({"namespace": namespace} if namespace else {})
+        await self._call("PUT", f"/v1/objects/{kind}/{name}/status", params=query, json=dict(status))
+
     async def whoami(self) -> str | None:
         """Nobody confirms identities here: whoever may open the socket may do everything."""
         return None

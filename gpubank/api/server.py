@@ -6,6 +6,7 @@
 | GET /v1/pools/{pool}/facts | what the scheduler sees of a pool |
 | GET /v1/objects/{kind} | every object of a kind; `?name=` and `?namespace=` pick one |
 | POST /v1/objects | applies one manifest: an object of the bank, a Job, or a Deployment |
+| PUT /v1/objects/{kind}/{name}/status | replaces a status; `?seen=` is the version it was decided on |
 | DELETE /v1/objects/{kind}/{name} | `?namespace=` where the kind has one |
 """
 
@@ -58,6 +59,7 @@ class EmbeddedApi:
                 web.get("/v1/pools/{pool}/facts", self._get_facts),
                 web.get("/v1/objects/{kind}", self._get_objects),
                 web.post("/v1/objects", self._apply),
+                web.put("/v1/objects/{kind}/{name}/status", self._put_status),
                 web.delete("/v1/objects/{kind}/{name}", self._delete),
             ]
         )
@@ -85,11 +87,17 @@ class EmbeddedApi:
         ]
         return web.json_response({"items": picked})
 
+    async def _put_status(self, request: web.Request) -> web.Response:
+        kind, name = request.match_info["kind"], request.match_info["name"]
+        body = await _json(request)
+        if not isinstance(body, dict):
+            raise PolicyError("the body is no status; send a mapping")
+        namespace, seen = request.query.get("namespace"), request.query.get("seen", "")
+        await self._objects.patch_status(kind, name, namespace, body, seen=seen)
+        return web.json_response({"written": True})
+
     async def _apply(self, request: web.Request) -> web.Response:
-        try:
-            body = await request.json()
-        except json.JSONDecodeError as error:
-            raise PolicyError(f"the body is not JSON ({error.msg}); send one manifest") from error
+        body = await _json(request)
         if not isinstance(body, dict) or not isinstance(body.get("kind"), str):
             raise PolicyError("the body is no manifest; it has no kind")
         if body["kind"] in JOB_KINDS:
@@ -106,6 +114,13 @@ class EmbeddedApi:
         if not done:
             return _refusal(404, f"{kind} {name!r} does not exist")
         return web.json_response({"deleted": True})
+
+
+async def _json(request: web.Request) -> Any:
+    try:
+        return await request.json()
+    except json.JSONDecodeError as error:
+        raise PolicyError(f"the body is not JSON ({error.msg}); send one manifest") from error
 
 
 def _refusal(status: int, message: str) -> web.Response:

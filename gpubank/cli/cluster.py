@@ -50,6 +50,12 @@ class KubernetesCluster:
         """Delete one object; False when there was none."""
         return await self._store.delete(_own_kind(kind), name, namespace)
 
+    async def patch_status(
+        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+    ) -> None:
+        """Replace the status; `ConflictError` if the object moved on since version `seen`."""
+        await self._store.patch_status(_own_kind(kind), name, namespace, status, seen=seen)
+
     async def observe(self, pool: str) -> PoolFacts:
         """What Kueue sees of a pool."""
         self._watch()

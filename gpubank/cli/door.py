@@ -7,14 +7,16 @@ Door ──▶ cluster      objects, and what the scheduler sees
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubank.cli.context import NotFoundError
 
 if TYPE_CHECKING:
-    from gpubank.client import LoanRow, ReclaimRow
+    from gpubank.client import IncidentRow, LoanRow, ReclaimRow
     from gpubank.decide.agreement import Agreement
     from gpubank.domain.facts import PoolFacts
+    from gpubank.domain.incident import IncidentState, IncidentWord
     from gpubank.domain.recall import Decision, Extension, LoanState, ReclaimState
     from gpubank.ports import LedgerStore
     from gpubank.settings import Settings
@@ -37,6 +39,12 @@ class Cluster(Protocol):
 
     async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
         """Delete one object; False when there was none."""
+        ...
+
+    async def patch_status(
+        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+    ) -> None:
+        """Replace the status; `ConflictError` if the object moved on since version `seen`."""
         ...
 
     async def observe(self, pool: str) -> "PoolFacts":
@@ -99,6 +107,38 @@ class Processes(Protocol):
         """Deny what a recall would take; `PolicyError` says why not."""
         ...
 
+    async def incidents(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        node: str | None = None,
+        running_only: bool = True,
+        limit: int = 500,
+    ) -> "Sequence[IncidentRow]":
+        """List incidents, newest first."""
+        ...
+
+    async def incident_state(self, incident: str) -> "IncidentState":
+        """Return one incident; `PolicyError` where Temporal knows none of this id."""
+        ...
+
+    async def incident_waits(self, incident: str) -> "Sequence[str]":
+        """Return what does not work yet, in its own words."""
+        ...
+
+    async def repaired(self, incident: str, word: "IncidentWord") -> "IncidentState":
+        """Say that a GPU is repaired; `PolicyError` says why not."""
+        ...
+
+    async def retire(self, incident: str, word: "IncidentWord") -> "IncidentState":
+        """Take a GPU out for good; `PolicyError` says why not."""
+        ...
+
+    async def approve_incident(self, incident: str, word: "IncidentWord") -> "IncidentState":
+        """Approve what an incident waits for; `PolicyError` says why not."""
+        ...
+
 
 class Door:
     """An open way to the bank."""
@@ -125,11 +165,9 @@ class Door:
 
     async def agreement(self) -> "Agreement":
         """What is in force now."""
-        from gpubank.agreements import read_objects
-        from gpubank.decide.agreement import agree
+        from gpubank.agreements import agreement, read_objects
 
-        objects = await read_objects(self.cluster)
-        return agree(self.cluster_name, objects.pools, objects.groups, objects.policies)
+        return agreement(self.cluster_name, await read_objects(self.cluster), now=datetime.now(UTC))
 
     async def pools(self, only: str | None = None) -> list[str]:
         """Names of the pools, or just `only`, which must be there."""

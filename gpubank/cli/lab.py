@@ -41,7 +41,7 @@ def build(name: Name = DEFAULT, extra: With = None, as_json: AsJson = False) -> 
     with _progress(as_json) as screen, _errors(as_json):
         lab = Lab(name, extra=extra or (), report=screen.show)
         lab.build()
-    built = {each.name: each.program.version for each in lab.components if each.program}
+    built = {program.name: program.version for each in lab.components for program in each.programs}
     _say(as_json, f"built in {time.monotonic() - started:.1f} s", built=built)
 
 
@@ -71,11 +71,9 @@ def up(
     seconds = state.seconds if state else None
     did = f"lab {name!r} is up after {seconds} s" if fresh else f"lab {name!r} was up already; nothing was changed"
     facts: dict[str, Any] = {"name": name, "started": fresh, "seconds": seconds, "kubeconfig": str(lab.kubeconfig)}
-    text = f"{did}\n  export KUBECONFIG={lab.kubeconfig}"
-    if state and "postgres" in state.components:
-        facts["postgres"] = lab.postgres_url
-        text += f"\n  PostgreSQL: {lab.postgres_url}"
-    _say(as_json, text, **facts)
+    extras = _extras(lab)
+    text = "\n  ".join([did, f"export KUBECONFIG={lab.kubeconfig}", *(text for text, _ in extras)])
+    _say(as_json, text, **facts, **{key: value for _, each in extras for key, value in each.items()})
 
 
 @app.command()
@@ -98,10 +96,11 @@ def status(name: Name = DEFAULT, as_json: AsJson = False) -> None:
         for each in (state.processes if state else ())
         for alive in [state.alive()[each.component] if state else False]
     ]
+    extras = _extras(lab)
     if as_json:
         _say(
             as_json, "", name=name, up=whole, kubeconfig=str(lab.kubeconfig), processes=processes,
-            ports=state.ports if state else {},
+            ports=state.ports if state else {}, **{key: value for _, each in extras for key, value in each.items()},
         )  # fmt: skip
     elif state is None:
         _say(as_json, f"lab {name!r} is down; `gpubank lab up --name {name}` starts it")
@@ -112,6 +111,8 @@ def status(name: Name = DEFAULT, as_json: AsJson = False) -> None:
                 str(each["component"]), str(each["pid"]), "runs" if each["alive"] else "[red]dead[/]", str(each["log"])
             )
         Console().print(table)
+        for text, _ in extras:
+            typer.echo(text)
     raise typer.Exit(0 if whole else 1)
 
 
@@ -121,6 +122,18 @@ def clean(name: Name = DEFAULT, as_json: AsJson = False) -> None:
     with _progress(as_json) as screen, _errors(as_json):
         Lab(name, report=screen.show).clean()
     _say(as_json, f"nothing is left of lab {name!r}", name=name)
+
+
+def _extras(lab: Lab) -> list[tuple[str, dict[str, str]]]:
+    """Return how to reach what runs beyond the base set: for people, and for scripts."""
+    running = lab.state.components if lab.state else ()
+    found = []
+    if "postgres" in running:
+        found.append((f"PostgreSQL: {lab.postgres_url}", {"postgres": lab.postgres_url}))
+    if "prometheus" in running:
+        url, folder = lab.prometheus_url, str(lab.targets)
+        found.append((f"Prometheus: {url}, targets in {folder}", {"prometheus": url, "targets": folder}))
+    return found
 
 
 class _Screen:

@@ -1,7 +1,7 @@
 """`gpubank loan ...`: who has whose GPUs, and how they come back."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -117,7 +117,8 @@ def return_command(
 
     async def main() -> None:
         from gpubank.cli.loandesk import resolve
-        from gpubank.domain.recall import Decision, LoanPhase
+        from gpubank.domain.notice import return_refusal
+        from gpubank.domain.recall import Decision
 
         check_reason(reason)
         async with open_door(settings_of(context)) as door:
@@ -125,9 +126,7 @@ def return_command(
             processes, who = await door.processes(), await identity_of(door.cluster)
             if dry_run:
                 state = await processes.loan_state(view.loan)
-                if state.phase is not LoanPhase.ACTIVE or state.orders or state.finished:
-                    what = "recalled already" if state.orders else str(state.phase)
-                    raise PolicyError(f"loan {view.loan!r} is {what}: only one that runs can be returned")
+                _check(return_refusal(view.loan, state))
             else:
                 decision = Decision(identity=who.name, verified=who.verified, reason=reason)
                 state = await processes.return_now(view.loan, decision)
@@ -158,6 +157,7 @@ def extend_command(
 
     async def main() -> None:
         from gpubank.cli.loandesk import resolve
+        from gpubank.domain.notice import extension_refusal
         from gpubank.domain.recall import Extension
 
         check_reason(reason)
@@ -166,7 +166,8 @@ def extend_command(
             processes, who = await door.processes(), await identity_of(door.cluster)
             if dry_run:
                 state = await processes.loan_state(view.loan)
-                deadline: datetime | None = _extended(view.loan, state, span)
+                _check(extension_refusal(view.loan, state, span))
+                deadline = state.deadline + span if state.deadline else None
             else:
                 extension = Extension(by=span, identity=who.name, verified=who.verified, reason=reason)
                 state = await processes.extend(view.loan, extension)
@@ -198,20 +199,10 @@ def _order(view: "LoanView", who: Identity, state: "LoanState", *, reason: str, 
     }
 
 
-def _extended(loan: str, state: "LoanState", span: timedelta) -> datetime:
-    """Return where the notice would end; `PolicyError` where it may not be extended so far."""
-    order, deadline = state.order, state.deadline
-    if order is None or deadline is None:
-        raise PolicyError(f"loan {loan!r} is {state.phase}: only the notice of a recall can be extended")
-    if any(other.overdue for other in state.orders):
-        raise PolicyError(f"loan {loan!r} is overdue: its notice is over; return it")
-    latest = min((o.latest_deadline for o in state.orders if o.latest_deadline is not None), default=None)
-    if latest is None or deadline + span > latest:
-        raise PolicyError(
-            f"loan {loan!r} has notice until {instant(deadline)}, and the pool's maxGracePeriod allows it until"
-            f" {instant(latest)}: {format_duration(span)} more is too much"
-        )
-    return deadline + span
+def _check(refusal: str) -> None:
+    """Say what the Loan itself would say to the order."""
+    if refusal:
+        raise PolicyError(refusal)
 
 
 def _span(text: str) -> timedelta:

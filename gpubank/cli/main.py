@@ -24,6 +24,8 @@ class Root(LazyGroup):
         Entry("quota", f"{_FOLDER}.quota:quota", "Show who has what: guaranteed, used, borrowed, lent, lendable."),
         Entry("loan", f"{_FOLDER}.loans:app", "The loans: who has whose GPUs, since when, and how they come back."),
         Entry("reclaim", f"{_FOLDER}.reclaims:app", "The recalls: who wants GPUs back, of whom, and who must agree."),
+        Entry("lease", f"{_FOLDER}.leases:app", "The leases: whose borrowed work no recall takes, and until when."),
+        Entry("incident", f"{_FOLDER}.incidents:app", "Broken GPUs: what was done, and what people must do."),
         Entry("freeze", f"{_FOLDER}.freeze:freeze", "Stop new loans and new recalls of a pool."),
         Entry("unfreeze", f"{_FOLDER}.freeze:unfreeze", "Let loans and recalls go on."),
         Entry("apply", f"{_FOLDER}.objects:apply", "Create or replace every object of the files, in order."),

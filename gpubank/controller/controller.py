@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from gpubank.agreements import Objects, read_objects
+from gpubank.agreements import LEASE, Objects, agreement, read_objects
 from gpubank.controller.observer import Observer
 from gpubank.controller.pool_loop import PoolLoop
 from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, finalizers, statuses
-from gpubank.decide.agreement import Agreement, agree
+from gpubank.decide.agreement import Agreement
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
 from gpubank.domain.layout import LayoutProblem, LayoutReport
@@ -142,7 +142,7 @@ class Controller:
         objects = await read_objects(self._objects)
         for unreadable in objects.unreadable:
             await self._objects.event(unreadable.body, reason="Invalid", message=unreadable.message, warning=True)
-        before, self._agreement = self._agreement, agree(self.cluster, objects.pools, objects.groups, objects.policies)
+        before, self._agreement = self._agreement, agreement(self.cluster, objects, now=self._now())
         views: dict[str, PoolView] = {}
         for pool in objects.pools:
             books = await self._ledger.books(self.cluster, pool.name)
@@ -235,7 +235,10 @@ class Controller:
         body = await self._objects.get(write.kind, write.name, write.namespace)
         if body is None:
             return
-        seen = body["metadata"].get("resourceVersion", write.seen)
+        # Finalizers have just been written, which is no news; but an approval that came meanwhile is not overwritten.
+        seen = write.seen if write.kind == LEASE else body["metadata"].get("resourceVersion", write.seen)
+        if write.note is not None:
+            await self._ledger.note(**write.note._asdict())
         try:
             await self._objects.patch_status(write.kind, write.name, write.namespace, write.status, seen=seen)
         except ConflictError:

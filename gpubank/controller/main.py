@@ -13,7 +13,8 @@ import socket
 import sys
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.events import KubernetesNotifier
@@ -25,16 +26,25 @@ from gpubank.adapters.ledger import SqlLedger
 from gpubank.client import BankClient
 from gpubank.controller.controller import Controller
 from gpubank.controller.metrics import ControllerMetrics
-from gpubank.domain.errors import BackendError, BankError
+from gpubank.cycles import watching_cycles
+from gpubank.domain.errors import BackendError, BankError, PolicyError
 from gpubank.domain.pool import Backend
 from gpubank.exit import clean_exit
 from gpubank.logs import configure
+from gpubank.ports import Processes
 from gpubank.probes import Probes, serving
 from gpubank.settings import Mode, Settings
+
+if TYPE_CHECKING:
+    from gpubank.controller.metadata import NodeMetadataServer  # gRPC, which not every controller has
 
 log = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "gpubank-controller"
+
+COLLECTOR: Final = (50_000, 20, 100)
+"""When Python's collector runs. Books and facts of a large pool are hundreds of thousands of small objects that live
+long: with its defaults it walked them in every turn (worst step 886 ms, 322 ms with these)."""
 
 BALANCE_EVERY: Final = 300.0
 """Seconds between two sums over all postings."""
@@ -46,8 +56,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(await SqlLedger.open(settings.database_url))
         connection = await stack.enter_async_context(Connection.open(cluster.kubeconfig, cluster.context))
-        backend = await stack.enter_async_context(KueueBackend(connection, cluster=cluster.name))
-        objects = await stack.enter_async_context(KubernetesObjectStore(connection))
+        backend, objects = KueueBackend(connection, cluster=cluster.name), KubernetesObjectStore(connection)
+        metadata = _metadata(settings, connection, backend, objects, ledger)
+        await stack.enter_async_context(backend)
+        await stack.enter_async_context(objects)
         client = await BankClient.connect(settings.temporal)
         await client.register_search_attributes()
         leadership = Leadership(
@@ -55,6 +67,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             name=LEASE_NAME,
             namespace=settings.controller.namespace,
             identity=f"{socket.gethostname()}_{os.getpid()}",
+            duration=timedelta(seconds=settings.controller.lease_seconds),
         )
         metrics = ControllerMetrics(_now, leads=lambda: leadership.leads)
         controller = Controller(
@@ -62,7 +75,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             objects=objects,
             backends={Backend.KUEUE: backend},
             ledger=ledger,
-            processes=client,
+            processes=_processes(client, settings.faults.folder),
             notifier=KubernetesNotifier(connection),
             heartbeats=client,
             leases=KubernetesLeases(connection, settings.controller.namespace),
@@ -70,12 +83,11 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             observer=metrics,
             resync=timedelta(seconds=settings.controller.resync_seconds),
         )
+        await stack.enter_async_context(watching_cycles(settings.kueue, backend.measured, metrics.registry))
         probes = Probes(metrics.registry, live=(metrics.signs.check,), ready=(metrics.ready,))
         await stack.enter_async_context(serving(settings.observability, probes))
-        if settings.metadata.address:
-            from gpubank.controller.metadata import metadata_for_nodes  # gRPC, which not every controller has
-
-            await stack.enter_async_context(metadata_for_nodes(settings.metadata, connection, org=ledger.units))
+        if metadata is not None:
+            await stack.enter_async_context(metadata.serving())
         balancing = asyncio.create_task(_balance(ledger, metrics))
         stack.callback(balancing.cancel)
 
@@ -94,6 +106,36 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
+
+
+def _metadata(
+    settings: Settings,
+    connection: Connection,
+    backend: KueueBackend,
+    objects: KubernetesObjectStore,
+    ledger: SqlLedger,
+) -> "NodeMetadataServer | None":
+    """Return what tells nodes whose pods they run, where that is asked for; it shares the others' watches."""
+    if not settings.metadata.address:
+        return None
+    try:
+        from gpubank.controller.metadata import NodeMetadataServer
+    except ImportError as error:
+        fact = f"metadata.address is set and {error.name} is not installed"
+        raise PolicyError(f"{fact}; install gpubank with its extra `nodeagent`") from error
+    groups = objects.watched("BusinessGroup")
+    return NodeMetadataServer(settings.metadata, connection, pods=backend.pods, groups=groups, org=ledger.units)
+
+
+def _processes(client: BankClient, faults: Path | None) -> Processes:
+    """Return whom the controller talks to; behind gates where a crash test asks for them, and only there."""
+    if faults is None:
+        return client
+    from gpubank.controller.faults import GatedProcesses
+    from gpubank.faultgate import FaultGate
+
+    log.warning("fault points are open to %s: this is for crash tests", faults)
+    return GatedProcesses(client, FaultGate(faults))
 
 
 async def _balance(ledger: SqlLedger, metrics: ControllerMetrics) -> None:
@@ -125,9 +167,7 @@ def main() -> None:
     try:
         settings = Settings.load({"mode": Mode.CLUSTER})
         configure(settings.log_level, settings.log_format)
-        # Books and facts of a large pool are hundreds of thousands of small objects that live long: with the default
-        # thresholds the collector walked them in every turn (worst step 886 ms, 322 ms with these).
-        gc.set_threshold(50_000, 20, 100)
+        gc.set_threshold(*COLLECTOR)
         asyncio.run(_main(settings))
     except BankError as error:
         sys.stderr.write(f"gpubank controller: {error}\n")

@@ -5,8 +5,9 @@
     ResourceSlices ┘                       ▲
     organisation of the ledger, read anew every few minutes
 
-The API server is asked nothing per node and nothing per scrape: three watches, however many nodes there are. Only pods
-that ask for devices are kept, and of them only what may be told.
+The API server is asked nothing per node and nothing per scrape, however many nodes there are. Pods and groups come from
+the watches that the controller has anyway; what is added is the one of ResourceSlices. Only pods that ask for devices
+are kept, and of them only what may be told.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gpubank.adapters.kubernetes.cache import Cache, Caches, Source
+from gpubank.adapters.kubernetes.cache import Beside, Cache, Caches, Source, Watched
 from gpubank.adapters.kubernetes.kinds import BANK_KINDS, POD, Kind, Object
 from gpubank.decide.attribution import Limits, PodSeen, bookings, claims_of, node_metadata
 from gpubank.domain.attribution import NodeMetadata, OrgSpan
@@ -46,6 +47,7 @@ VERIFIED_ANNOTATION: Final = "bank.platform.aik8s.run/verified-fields"
 ORG_EVERY: Final = timedelta(minutes=5)
 """How old the organisation of the ledger may be here."""
 
+_AGAIN: Final = 5.0
 _UNFINISHED: Final = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _UUID_ATTRIBUTES: Final = ("uuid", "gpu.nvidia.com/uuid")
 
@@ -69,17 +71,34 @@ class MetadataSync:
         self,
         source: Source,
         *,
+        pods: Cache[Any] | None = None,
+        groups: Cache[Any] | None = None,
         org: OrgReader | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: Limits | None = None,
         trust_verified: bool = False,
     ) -> None:
-        """`trust_verified` says that admission owns VERIFIED_ANNOTATION; else nobody's word for it counts."""
+        """Read off `pods` and `groups`, which somebody else runs and has not begun to, or watch for itself.
+
+        `trust_verified` says that admission owns VERIFIED_ANNOTATION; else nobody's word for it counts.
+        """
         self._org_reader, self._now, self._limits = org, now, limits or Limits()
         self._trust_verified = trust_verified
-        self.pods: Cache[PodSeen] = Cache(source, POD, self._read_pod, selectors=_UNFINISHED)
-        self.groups: Cache[BusinessGroup] = Cache(source, BANK_KINDS["BusinessGroup"], read_group)
+        own: list[Watched] = []
+        self.pods: Cache[PodSeen] | Beside[PodSeen]
+        self.groups: Cache[BusinessGroup] | Beside[BusinessGroup]
+        if pods is not None:
+            self.pods = pods.beside(self._read_pod)
+        else:
+            own.append(found := Cache(source, POD, self._read_pod, selectors=_UNFINISHED))
+            self.pods = found
+        if groups is not None:
+            self.groups = groups.beside(read_group)
+        else:
+            own.append(own_groups := Cache(source, BANK_KINDS["BusinessGroup"], read_group))
+            self.groups = own_groups
         self.slices: Cache[SliceSeen] = Cache(source, RESOURCE_SLICE, read_slice)
+        self._caches = Caches(*own, self.slices)
         self._by_node: defaultdict[str, dict[str, PodSeen]] = defaultdict(dict)
         self._slices_by_node: defaultdict[str, dict[str, SliceSeen]] = defaultdict(dict)
         self._org: Sequence[OrgUnit] = ()
@@ -93,21 +112,43 @@ class MetadataSync:
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Watch until cancelled. A cluster without DRA has no ResourceSlices, which is no error."""
-        caches = Caches(self.pods, self.groups, self.slices)
         with ExitStack() as stack:
             stack.enter_context(self.pods.heard_by(self._pod_changed))
             stack.enter_context(self.groups.heard_by(self._group_changed))
             stack.enter_context(self.slices.heard_by(self._slice_changed))
-            caches.start()
+            self._index()
+            self._caches.start()
             try:
-                await self.pods.ready()
-                await self.groups.ready()
+                await self._seen()
                 if ready is not None:
                     ready.set()
                 self._tell(None)
                 await self._follow_org()
             finally:
-                await caches.stop()
+                await self._caches.stop()
+
+    async def _seen(self) -> None:
+        """Wait for the first list of pods and groups, however long it takes; nodes live on their last snapshot."""
+        while True:
+            try:
+                await self.pods.ready()
+                await self.groups.ready()
+            except BackendError as error:
+                # What has been listed so far is kept: a large cluster's first list may take longer than one wait.
+                log.warning("node metadata: the cluster cannot be seen yet: %s", error)
+                await asyncio.sleep(_AGAIN)
+            else:
+                return
+
+    def _index(self) -> None:
+        """Take in what is known before anybody listened."""
+        self._by_node.clear()
+        self._slices_by_node.clear()
+        self._booked = None
+        for pod in self.pods:
+            self._by_node[pod.node][pod.uid] = pod
+        for piece in self.slices:
+            self._slices_by_node[piece.node][piece.name] = piece
 
     def snapshot(self, node: str) -> NodeMetadata:
         """Say what a node is told now. Raises BackendError while pods or groups cannot be seen."""
@@ -166,6 +207,8 @@ class MetadataSync:
             self._tell(nodes)
 
     def _group_changed(self, before: BusinessGroup | None, after: BusinessGroup | None) -> None:
+        if before is not None and after is not None and before.spec == after.spec:
+            return  # its status is written every minute
         self._booked = None
         self._tell(None)
 
@@ -257,7 +300,7 @@ async def serving_metadata(
     sync.on_change(service.changed)
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(serving(service, address, tls))
-        watching = asyncio.create_task(_watch(sync), name="node metadata")
+        watching = asyncio.create_task(sync.run(), name="node metadata")
         try:
             yield port
         finally:
@@ -266,37 +309,45 @@ async def serving_metadata(
                 await watching
 
 
-@asynccontextmanager
-async def metadata_for_nodes(
-    settings: MetadataSettings, source: Source, *, org: OrgReader | None = None
-) -> AsyncIterator[int]:
-    """The same, as the settings say. Raises PolicyError, BackendError."""
-    certificate, key, authorities, signing_key = (
-        _required(name, path)
-        for name, path in (
-            ("certificate", settings.certificate),
-            ("key", settings.key),
-            ("client_authorities", settings.client_authorities),
-            ("signing_key", settings.signing_key),
+class NodeMetadataServer:
+    """Metadata for nodes as the settings say; to be made before the watches it shares begin."""
+
+    def __init__(
+        self,
+        settings: MetadataSettings,
+        source: Source,
+        *,
+        pods: Cache[Any] | None = None,
+        groups: Cache[Any] | None = None,
+        org: OrgReader | None = None,
+    ) -> None:
+        """Read what the settings name. Raises PolicyError."""
+        certificate, key, authorities, signing_key = (
+            _required(name, path)
+            for name, path in (
+                ("certificate", settings.certificate),
+                ("key", settings.key),
+                ("client_authorities", settings.client_authorities),
+                ("signing_key", settings.signing_key),
+            )
         )
-    )
-    sync = MetadataSync(source, org=org, trust_verified=settings.trust_verified_fields)
-    tls, sealer = TlsFiles(certificate, key, authorities), Sealer.load(signing_key)
-    async with serving_metadata(sync, settings.address, tls, sealer, shared_name=settings.shared_client_name) as port:
-        yield port
+        self._settings = settings
+        self._tls, self._sealer = TlsFiles(certificate, key, authorities), Sealer.load(signing_key)
+        self._sync = MetadataSync(
+            source, pods=pods, groups=groups, org=org, trust_verified=settings.trust_verified_fields
+        )
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[int]:
+        """Watch and serve while the context lasts; yields the port. Raises PolicyError, BackendError."""
+        settings = self._settings
+        async with serving_metadata(
+            self._sync, settings.address, self._tls, self._sealer, shared_name=settings.shared_client_name
+        ) as port:
+            yield port
 
 
 def _required(name: str, path: Path | None) -> Path:
     if path is None:
         raise PolicyError(f"metadata.{name} is not set: nodes are served over mutual TLS only; name a PEM file")
     return path
-
-
-async def _watch(sync: MetadataSync) -> None:
-    """Watch for ever; what breaks is logged and begun anew, for the nodes live on their last snapshot meanwhile."""
-    while True:
-        try:
-            await sync.run()
-        except BackendError as error:
-            log.warning("node metadata: the cluster cannot be seen: %s", error)
-        await asyncio.sleep(5)

@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpubank import metrics
+from gpubank.decide.lease import protected_now
 from gpubank.domain.books import Books
 from gpubank.domain.facts import PoolFacts, Wait
 from gpubank.domain.terms import PoolTerms
@@ -146,6 +147,8 @@ class ControllerMetrics(Collector):
                 _add_books(samples, pool, turn.books, self._now())
             if turn.facts is not None:
                 _add_facts(samples, pool, turn.facts)
+            if turn.terms is not None and turn.facts is not None and turn.books is not None:
+                _add_leases(samples, turn.facts, turn.books, turn.terms, self._now())
             if turn.terms is not None:
                 samples.add(metrics.FROZEN, float(turn.terms.frozen(self._now())), pool)
         for metric, rows in samples.rows.items():
@@ -170,6 +173,15 @@ def _add_books(samples: _Samples, pool: str, books: Books, now: datetime) -> Non
         samples.add(metrics.OPEN_DEMANDS, len(demands), pool, lender)
         samples.add(metrics.DEMAND_AGE, max((age(demand, now) for demand in demands), default=0), pool, lender)
     samples.add(metrics.OVERDUE, sum(demand.due_at < now for demand in books.demands), pool)
+
+
+def _add_leases(samples: _Samples, facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime) -> None:
+    leased: Count[str] = Count()
+    for uid in protected_now(facts, books, terms, now):
+        if (workload := facts.workload(uid)) is not None:
+            leased[workload.group] += workload.gpus
+    for group in terms.groups:
+        samples.add(metrics.LEASED, leased[group.group], terms.pool, group.group)
 
 
 def _add_facts(samples: _Samples, pool: str, facts: PoolFacts) -> None:

@@ -14,10 +14,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpubank.controller.observer import Observer
 from gpubank.decide import compile as compiler
+from gpubank.decide.memo import Memo
 from gpubank.decide.settle import return_writes
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
 from gpubank.decide.waiting import WaitingNote
@@ -45,6 +46,9 @@ NEEDS_PAUSE = timedelta(minutes=1)
 
 FIRST_REST, LONGEST_REST = timedelta(seconds=30), timedelta(minutes=10)
 """How long a Workload that did not take its loan is offered none, the first time and at most; others come first."""
+
+
+_NEEDS: Final = "needs"
 
 
 class _Said(NamedTuple):
@@ -81,8 +85,11 @@ class PoolLoop:
         self._leases = leases
         self._beat_at: datetime | None = None
         self._wake = asyncio.Event()
-        self._said: dict[str, _Said] = {}
+        self._said: dict[tuple[str, str], _Said] = {}
+        """By whom it is about, and what it says."""
+
         self._noted: dict[str, str] = {}
+        self._memo = Memo()
         self._resting: dict[str, tuple[datetime, timedelta]] = {}
         """When Workloads let a loan lapse, and how long they are offered none."""
 
@@ -166,7 +173,7 @@ class PoolLoop:
             facts = await self._backend.observe(self.pool)
             books = await self._ledger.books(self.cluster, self.pool)
             now = self._now()
-            decided = step(facts, books, terms, now, resting=self._rests(facts, now))
+            decided = step(facts, books, terms, now, resting=self._rests(facts, now), memo=self._memo)
             committed, books = await self._commit(decided, books)
             self._rest(decided.lapsed, now)
             await self._tell_needs(decided, now)  # a Reclaim begins to plan while the quotas are written
@@ -179,7 +186,8 @@ class PoolLoop:
 
     def _rests(self, facts: PoolFacts, now: datetime) -> frozenset[str]:
         """Uids of Workloads that are offered nothing now; whoever was admitted, or is gone, begins anew."""
-        waiting = {workload.key.uid for workload in facts.workloads if not workload.reserved}
+        asked = ((uid, facts.workload(uid)) for uid in self._resting)
+        waiting = {uid for uid, workload in asked if workload is not None and not workload.reserved}
         self._resting = {uid: rest for uid, rest in self._resting.items() if uid in waiting}
         return frozenset(uid for uid, (since, pause) in self._resting.items() if now < since + pause)
 
@@ -233,23 +241,29 @@ class PoolLoop:
 
     async def _tell_needs(self, decided: Step, now: datetime) -> None:
         for needs in decided.needs:
-            await self._once(f"needs/{needs.lender}", needs, now, self._send_needs)
+            await self._once((needs.lender, _NEEDS), needs, now, self._send_needs)
 
     async def _tell(self, decided: Step, now: datetime) -> None:
         """Send what was not sent before, and again after growing pauses: a Loan may have been terminated since."""
+        live: set[tuple[str, str]] = set()
         for signal in decided.signals:
-            await self._once(f"loan/{signal.workload.uid}/{signal.kind}", signal, now, self._send_loan)
+            key = signal.workload.uid, signal.kind.value
+            live.add(key)
+            if (said := self._said.get(key)) is None or said.message is not signal or now - said.at >= said.pause:
+                await self._once(key, signal, now, self._send_loan)
         await self._tell_needs(decided, now)
         for note in decided.waiting:
             await self._note(note)
-        live = {f"loan/{signal.workload.uid}/{signal.kind}" for signal in decided.signals} | {
-            f"needs/{needs.lender}" for needs in decided.needs
-        }
-        for key in [key for key in self._said if key not in live]:
+        live |= {(needs.lender, _NEEDS) for needs in decided.needs}
+        for key in self._said.keys() - live:
             del self._said[key]
 
     async def _once(
-        self, key: str, message: LoanSignal | LenderNeeds, now: datetime, send: Callable[..., Awaitable[None]]
+        self,
+        key: tuple[str, str],
+        message: LoanSignal | LenderNeeds,
+        now: datetime,
+        send: Callable[..., Awaitable[None]],
     ) -> None:
         before = self._said.get(key)
         repeated = before is not None and before.message == message

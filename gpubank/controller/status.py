@@ -2,18 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from gpubank.agreements import GROUP, POLICY, POOL, Model, Objects
-from gpubank.decide.agreement import Agreement, Verdict
+from gpubank.agreements import GROUP, LEASE, POLICY, POOL, Model, Objects
+from gpubank.decide.agreement import Agreement
+from gpubank.decide.verdict import Verdict
 from gpubank.domain import conditions
 from gpubank.domain.books import Books
 from gpubank.domain.contract import FINALIZER, Side
 from gpubank.domain.facts import PoolFacts
 from gpubank.domain.layout import LayoutReport
+from gpubank.domain.lease import CapacityLease
 from gpubank.domain.meta import Condition, ConditionStatus, with_condition
 from gpubank.domain.policy import GPUQuotaPolicy
 from gpubank.domain.pool import GPUPool
+
+MOST_NAMED: Final = 3
+"""Jobs that a condition names."""
 
 
 class PoolView(NamedTuple):
@@ -36,6 +41,20 @@ class StatusWrite(NamedTuple):
     seen: str
     events: tuple[tuple[str, str, bool], ...] = ()
     """(reason, message, warning) of every condition whose status or reason changed."""
+
+    note: "Note | None" = None
+    """What the audit trail says of it."""
+
+
+class Note(NamedTuple):
+    """One audit event, once per key."""
+
+    key: str
+    at: datetime
+    actor: str
+    subject: str
+    action: str
+    detail: Mapping[str, str | int | float | None]
 
 
 class FinalizerWrite(NamedTuple):
@@ -71,7 +90,37 @@ def statuses(
         view = views.get(policy.spec.resource_pool)
         fields = _policy_fields(policy, view) if verdict.ready else {}
         writes.append(_write(POLICY, policy, fields, (_ready(verdict, policy, views),), now))
+    writes += [_lease_write(lease, agreement, now) for lease in objects.leases]
     return tuple(write for write in writes if write is not None)
+
+
+def _lease_write(lease: CapacityLease, agreement: Agreement, now: datetime) -> StatusWrite | None:
+    """Say whether the lease protects; every change of that is audited, and for an approval who gave it."""
+    verdict = agreement.verdicts[LEASE, lease.key]
+    ready = _condition(lease, conditions.READY, verdict.ready, verdict.reason, verdict.message)
+    write = _write(LEASE, lease, {}, (ready,), now)
+    before = lease.status.condition(conditions.READY)
+    if write is None or (before is not None and (before.status, before.reason) == (ready.status, ready.reason)):
+        return write
+    status = lease.status
+    actor = {conditions.APPLIED: status.approved_by, conditions.REVOKED: status.revoked_by}.get(verdict.reason, "")
+    return write._replace(
+        note=Note(
+            # The version is the one that was judged: written again after a failure it is the same event.
+            key=f"lease/{lease.metadata.uid}/{lease.metadata.resource_version}/{verdict.reason}",
+            at=now,
+            actor=actor or "controller",
+            subject=f"lease/{lease.key}",
+            action=f"lease {verdict.reason}",
+            detail={
+                "for": lease.subject,
+                "until": lease.spec.until.isoformat(),
+                "reason": lease.spec.reason,
+                "generation": lease.metadata.generation,
+                "verdict": verdict.message,
+            },
+        )
+    )
 
 
 def finalizers(objects: Objects, views: Mapping[str, PoolView]) -> tuple[FinalizerWrite, ...]:
@@ -101,6 +150,8 @@ def _open_loans(resource: Model, views: Mapping[str, PoolView]) -> str:
     if isinstance(resource, GPUPool):
         view = views.get(resource.name)
         count, what = (len(view.books.lines), "of the pool") if view else (0, "")
+    elif isinstance(resource, CapacityLease):
+        return ""
     else:
         group = resource.spec.business_group if isinstance(resource, GPUQuotaPolicy) else resource.name
         pools = [resource.spec.resource_pool] if isinstance(resource, GPUQuotaPolicy) else list(views)
@@ -118,7 +169,7 @@ def _own_work(resource: Model, views: Mapping[str, PoolView]) -> int:
 
 def _ready(verdict: Verdict, resource: Model, views: Mapping[str, PoolView]) -> Condition:
     if resource.metadata.deleting and (loans := _open_loans(resource, views)):
-        message = f"deletion waits for {loans}: what is lent is recalled, what is borrowed ends with its jobs"
+        message = f"deletion waits for {loans}: what is lent and what is borrowed is recalled"
         return _condition(resource, conditions.READY, False, conditions.LOANS_OPEN, message)
     if resource.metadata.deleting and (gpus := _own_work(resource, views)):
         message = f"deletion waits for own work that holds {gpus} GPUs; end it, or wait for its end"
@@ -145,6 +196,7 @@ def _pool_conditions(
     shrunk = view is not None and view.facts is not None and offered < pool.spec.capacity
     frozen = agreement.terms[pool.name].frozen(now)
     freeze = pool.spec.freeze
+    unlisted = _unlisted(pool, view)
     fail_safe = bool(view and view.facts and view.facts.in_fail_safe)
     return (
         ready,
@@ -171,12 +223,35 @@ def _pool_conditions(
         ),
         _condition(
             pool,
+            conditions.PRIORITY_UNLISTED,
+            bool(unlisted),
+            conditions.CLASS_NOT_ALLOWED if unlisted else conditions.CLASSES_ALLOWED,
+            f"allowedPriorityClasses does not list what they name: {unlisted}; it was made before, or past admission"
+            if unlisted
+            else "work in the pool's queues names allowed priority classes, or none",
+        ),
+        _condition(
+            pool,
             conditions.FAIL_SAFE,
             fail_safe,
             conditions.WATCHDOG_ACTED if fail_safe else conditions.NOT_ORDERED,
             "Kueue borrows by itself until the bank is back" if fail_safe else "the bank is in charge",
         ),
     )
+
+
+def _unlisted(pool: GPUPool, view: PoolView | None) -> str:
+    """Name work whose priority class the pool does not allow; of much the first few."""
+    allowed = pool.spec.limits.allowed_priority_classes
+    if not allowed or view is None or view.facts is None:
+        return ""
+    named = sorted(
+        f"{w.key.namespace}/{w.key.job.partition('/')[2] or w.key.name} ({w.priority_class})"
+        for w in view.facts.workloads
+        if not w.finished and w.priority_class and w.priority_class not in allowed
+    )
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return ", ".join(named[:MOST_NAMED]) + more
 
 
 def _allocatable(view: PoolView | None) -> int:

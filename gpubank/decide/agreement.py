@@ -5,8 +5,11 @@ contradict each other stands (creation time, then name). Verdicts name field, va
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple
 
+from gpubank.decide.lease import agree_leases
+from gpubank.decide.verdict import Subject, Verdict, refused
 from gpubank.domain import conditions
 from gpubank.domain.contract import (
     NODE_FABRIC_LABEL,
@@ -18,31 +21,10 @@ from gpubank.domain.contract import (
 from gpubank.domain.errors import Problem
 from gpubank.domain.group import BusinessGroup
 from gpubank.domain.layout import GroupLayout, PoolLayout
-from gpubank.domain.policy import GPUQuotaPolicy, GPUQuotaPolicySpec
+from gpubank.domain.lease import CapacityLease
+from gpubank.domain.policy import GPUQuotaPolicy, GPUQuotaPolicySpec, WithinGroup
 from gpubank.domain.pool import GPUPool, Share
 from gpubank.domain.terms import GroupTerms, PoolTerms
-
-Subject = tuple[str, str]
-"""Kind and key (`namespace/name` or `name`) of an object."""
-
-
-class Verdict(NamedTuple):
-    """Whether an object is in force, and why not."""
-
-    reason: str
-    """A reason of `gpubank.domain.conditions`."""
-
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def ready(self) -> bool:
-        """Whether what the object says is in force."""
-        return not self.problems
-
-    @property
-    def message(self) -> str:
-        """For the condition."""
-        return " | ".join(str(problem) for problem in self.problems) or "what the spec says is in force"
 
 
 class Agreement(NamedTuple):
@@ -70,11 +52,18 @@ class Agreement(NamedTuple):
 
 
 def agree(
-    cluster: str, pools: Sequence[GPUPool], groups: Sequence[BusinessGroup], policies: Sequence[GPUQuotaPolicy]
+    cluster: str,
+    pools: Sequence[GPUPool],
+    groups: Sequence[BusinessGroup],
+    policies: Sequence[GPUQuotaPolicy],
+    leases: Sequence[CapacityLease] = (),
+    *,
+    now: datetime | None = None,
 ) -> Agreement:
     """Judge all objects against each other; the order in which they are given makes no difference.
 
     A policy that is being deleted, or whose pool or group is, is in force no more: what it lends comes back by that.
+    Leases are judged as of `now`; without it none has ended yet.
     """
     verdicts: dict[Subject, Verdict] = {}
     namespaces = _share_namespaces(groups, verdicts)
@@ -96,6 +85,13 @@ def agree(
     for pool in pools:
         verdicts["GPUPool", pool.key] = Verdict(conditions.APPLIED)
     terms = {pool.name: _terms(cluster, pool, accepted[pool.name], namespaces) for pool in pools}
+    limits = {pool.name: pool.spec.limits.max_lease for pool in pools}
+    judged = agree_leases(leases, terms, namespaces, limits, now=now)
+    for lease, verdict in judged.verdicts:
+        verdicts["CapacityLease", lease.key] = verdict
+    terms |= {
+        name: terms[name].model_copy(update={"leases": leases_there}) for name, leases_there in judged.terms.items()
+    }
     return Agreement(terms, namespaces, verdicts)
 
 
@@ -139,7 +135,7 @@ def _judge(
     spec = policy.spec
     group, pool = spec.business_group, pools.get(spec.resource_pool)
     if group not in namespaces:
-        return _refused(
+        return refused(
             conditions.GROUP_NOT_FOUND,
             "spec.businessGroup",
             group,
@@ -147,7 +143,7 @@ def _judge(
             "create it, or mend the name",
         )
     if policy.namespace not in namespaces[group]:
-        return _refused(
+        return refused(
             conditions.FOREIGN_NAMESPACE,
             "metadata.namespace",
             policy.namespace,
@@ -156,7 +152,7 @@ def _judge(
             "move the policy, or add the namespace to the group",
         )
     if pool is None:
-        return _refused(
+        return refused(
             conditions.POOL_NOT_FOUND,
             "spec.resourcePool",
             spec.resource_pool,
@@ -165,7 +161,7 @@ def _judge(
         )
     share = pool.spec.share_of(group)
     if share is None:
-        return _refused(
+        return refused(
             conditions.NO_SHARE,
             "spec.businessGroup",
             group,
@@ -175,7 +171,7 @@ def _judge(
     if beyond := _beyond(spec, share):
         return Verdict(conditions.BEYOND_SHARE, beyond)
     if (older := accepted[pool.name].get(group)) is not None:
-        return _refused(
+        return refused(
             conditions.DUPLICATE,
             "spec.resourcePool",
             pool.name,
@@ -183,21 +179,20 @@ def _judge(
             "delete one of the two",
         )
     if spec.guaranteed > left[pool.name]:
-        return _refused(
+        return refused(
             conditions.BEYOND_CAPACITY,
             "spec.guaranteed",
             str(spec.guaranteed),
             f"pool {pool.name!r} has {left[pool.name]} of its {pool.spec.capacity} GPUs left to guarantee",
             "lower it, or ask the platform team for capacity",
         )
+    if spec.reclaim_policy.within_group is WithinGroup.LOWER_PRIORITY:
+        says = "what the spec says is in force, but for reclaimPolicy.withinGroup: LowerPriority acts as Never so far"
+        return Verdict(conditions.APPLIED, says=says)
     return Verdict(conditions.APPLIED)
 
 
-def _refused(reason: str, field: str, value: str, rule: str, remedy: str) -> Verdict:
-    return Verdict(reason, (Problem(field=field, value=value, rule=rule, remedy=remedy),))
-
-
-_DELETING: Final = _refused(
+_DELETING: Final = refused(
     conditions.DELETING,
     "metadata.deletionTimestamp",
     "set",
@@ -245,6 +240,8 @@ def _terms(
         min_run_time=limits.min_run_time,
         max_checkpoint_age=limits.max_checkpoint_age,
         fail_safe_after=limits.fail_safe_after,
+        allowed_priority_classes=frozenset(limits.allowed_priority_classes),
+        serving_floor=limits.serving_floor_gpus,
     )
 
 

@@ -38,19 +38,18 @@ def nominals(books: Books) -> dict[Queue, int]:
 
 def revisions(books: Books) -> dict[Queue, int]:
     """Return, per queue, the latest revision of a row that its quota depends on; 0 where none does."""
-    latest: dict[Queue, int] = {}
-
-    def note(group: str, kind: Side, revision: int) -> None:
-        latest[group, kind] = max(latest.get((group, kind), 0), revision)
-
-    for guarantee in books.guarantees:
-        note(guarantee.group, Side.OWN, guarantee.revision)
-    for line in books.lines:
-        note(line.lender, Side.OWN, line.revision)
-        note(line.borrower, Side.BORROW, line.revision)
+    own = {guarantee.group: guarantee.revision for guarantee in books.guarantees}
+    borrow: dict[str, int] = {}
     for demand in books.demands:
-        note(demand.lender, Side.OWN, demand.revision)
-    return latest
+        own[demand.lender] = max(own.get(demand.lender, 0), demand.revision)
+    for line in books.lines:
+        revision = line.revision
+        if revision > own.get(line.lender, 0):
+            own[line.lender] = revision
+        if revision > borrow.get(line.borrower, 0):
+            borrow[line.borrower] = revision
+    sides = ((Side.OWN, own), (Side.BORROW, borrow))
+    return {(group, side): revision for side, latest in sides for group, revision in latest.items()}
 
 
 def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> tuple[tuple[QuotaWrite, ...], ...]:

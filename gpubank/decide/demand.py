@@ -17,12 +17,13 @@ from gpubank.decide.offers import withdraw_for
 from gpubank.decide.recall import plan_recall
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
-from gpubank.domain.facts import Wait, WorkloadFacts
+from gpubank.domain.facts import PoolFacts, QueueFacts, Wait, WorkloadFacts
 from gpubank.domain.pool import OnOverdue
 from gpubank.domain.transaction import DemandChange, DemandOpening
 
 SETTLE: Final = timedelta(milliseconds=500)
-"""How long a Workload must have waited before it is a demand; the scheduler considers waiting work every second."""
+"""How long a Workload must have waited before it is a demand, where the scheduler has not refused it in so many words:
+it considers waiting work every second, and what stands behind the head of its queue says nothing."""
 
 TRY_AGAIN: Final = timedelta(minutes=5)
 """How long after a PARTIAL end a demand is tried again."""
@@ -99,9 +100,27 @@ def _check_raised(desk: Desk, demand: Demand, workload: WorkloadFacts) -> None:
     queue = desk.facts.queue(demand.lender, Side.OWN)
     if workload.reserved or queue is None or not desk.fenced(demand.lender, Side.OWN, demand.revision):
         return
-    if queue.nominal - queue.reserved < workload.gpus and desk.free(demand.lender) < workload.gpus:
+    if has_slipped(desk.facts, queue, workload) and desk.free(demand.lender) < workload.gpus:
         idle = min(max(desk.free(demand.lender), 0), demand.gpus)
         change(desk, demand, DemandState.OPEN, "somebody else was admitted first", idle=idle)
+
+
+def has_slipped(facts: PoolFacts, queue: QueueFacts, workload: WorkloadFacts) -> bool:
+    """Whether others hold what was raised for a waiting Workload.
+
+    The queue's count alone does not say: it may be of this very Workload, of whose admission another watch tells later.
+    """
+    if queue.nominal - queue.reserved >= workload.gpus:
+        return False
+    others = sum(
+        other.gpus
+        for other in facts.workloads
+        if (other.group, other.kind) == (queue.group, queue.kind)
+        and other.reserved
+        and not other.finished
+        and other.key.uid != workload.key.uid
+    )
+    return queue.nominal - others < workload.gpus
 
 
 def follow_own_work(desk: Desk) -> None:
@@ -132,7 +151,7 @@ def _serve(desk: Desk, group: str, workload: WorkloadFacts, left: _Left) -> None
     have = demand.idle if demand is not None else 0
     short = workload.gpus - have - left.gpus
     if short > 0:
-        left.gpus += withdraw_for(desk, group, short, f"own work of {group} needs it ({workload.key.name})")
+        left.gpus += withdraw_for(desk, group, short, f"own work of {group} needs it ({workload.key.title})")
     if demand is None:
         _open(desk, group, workload, left)
     elif demand.state is DemandState.PARTIAL:
@@ -145,7 +164,8 @@ def _open(desk: Desk, group: str, workload: WorkloadFacts, left: _Left) -> None:
     if workload.gpus <= left.gpus:
         left.take(workload.gpus)
         return
-    if desk.frozen or not desk.lasted(workload.waiting_since, SETTLE):
+    # Refused, it comes in with no later cycle either unless something is freed; else it may not have been looked at.
+    if desk.frozen or not (workload.refused or desk.lasted(workload.waiting_since, SETTLE)):
         left.take(workload.gpus)
         return
     idle = left.take(workload.gpus)
@@ -159,7 +179,7 @@ def _open(desk: Desk, group: str, workload: WorkloadFacts, left: _Left) -> None:
         workload=workload.key,
         idle=idle,
         due_at=desk.now + desk.terms.max_time_to_return,
-        reason=f"{workload.key.name} of {group} waits for {workload.gpus} GPUs",
+        reason=f"{workload.key.title} of {group} waits for {workload.gpus} GPUs",
     )
     desk.write(f"demand/{name}", f"{opening.reason}, {idle} are free", openings=[opening])
 

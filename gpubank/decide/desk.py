@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
-from gpubank.domain.books import Books, Guarantee
+from gpubank.decide.memo import Memo
+from gpubank.domain.books import Applied, Books, Guarantee
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import PoolFacts, QueueFacts, Wait, WorkloadFacts
@@ -38,7 +39,14 @@ class Desk:
     """Collects the transactions of one step; each is applied at once, so that the next one is decided after it."""
 
     def __init__(
-        self, facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime, *, resting: frozenset[str] = frozenset()
+        self,
+        facts: PoolFacts,
+        books: Books,
+        terms: PoolTerms,
+        now: datetime,
+        *,
+        resting: frozenset[str] = frozenset(),
+        memo: Memo | None = None,
     ) -> None:
         self.facts = facts
         self.books = books
@@ -52,7 +60,9 @@ class Desk:
         self.lapsed: set[str] = set()
         """uids of Workloads that have let a loan lapse now."""
 
+        self.memo = memo or Memo()
         self._known: dict[object, Any] = {}
+        self._of_groups: dict[str, dict[str, Any]] = {}
         self._fixed: dict[object, Any] = {}
         self._owed: dict[str, tuple[Guarantee, tuple[WorkloadFacts, ...]]] = {}
 
@@ -75,9 +85,25 @@ class Desk:
         body = {name: row if name == "capacity" else tuple(row) for name, row in rows.items()}
         transaction = Transaction.model_validate(head | body)
         if not transaction.is_empty:
-            self.books = self.books.applied(transaction).books
-            self._known.clear()
+            before, applied = self.books, self.books.applied(transaction)
+            self.books = applied.books
+            self._forget(before, applied)
             self.transactions.append(transaction)
+
+    def _forget(self, before: Books, applied: Applied) -> None:
+        """Forget every answer that the rows which were written may have changed."""
+        self._known.clear()
+        old = [line for row in applied.lines if (line := before.line(row.line_id)) is not None]
+        groups = {group for line in (*old, *applied.lines) for group in (line.lender, line.borrower)}
+        groups |= {demand.lender for demand in applied.demands} | {each.group for each in applied.guarantees}
+        for answers in self._of_groups.values():
+            for group in groups:
+                answers.pop(group, None)
+        if "_told_apart" in self.__dict__:
+            resting, awake = self._told_apart
+            for line in (*old, *applied.lines):
+                if (workload := resting.pop(line.workload.uid, None)) is not None:
+                    awake[workload.kind].append(workload)
 
     def wake(self, at: datetime) -> None:
         """Note that time alone changes a decision at `at`."""
@@ -98,16 +124,23 @@ class Desk:
         found: T = self._known[what]
         return found
 
+    def of_group(self, what: str, group: str, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns, which is called once until a row of the group is written.
+
+        It may depend on the group's guarantee, lines and demands, on facts, terms and time, and on nobody else's rows.
+        """
+        answers = self._of_groups.setdefault(what, {})
+        if group not in answers:
+            answers[group] = compute()
+        found: T = answers[group]
+        return found
+
     def fixed(self, what: object, compute: Callable[[], T]) -> T:
         """Return what `compute` returns, which is called once: it depends on facts, terms and time alone."""
         if what not in self._fixed:
             self._fixed[what] = compute()
         found: T = self._fixed[what]
         return found
-
-    @cached_property
-    def _by_uid(self) -> dict[str, WorkloadFacts]:
-        return {workload.key.uid: workload for workload in self.facts.workloads}
 
     @cached_property
     def _by_queue(self) -> dict[tuple[str, Side], QueueFacts]:
@@ -124,7 +157,7 @@ class Desk:
 
     def workload(self, uid: str) -> WorkloadFacts | None:
         """Return the Workload, or None when it is gone."""
-        return self._by_uid.get(uid)
+        return self.facts.workload(uid)
 
     def group(self, name: str) -> GroupTerms | None:
         """Return the group's terms, or None where it has none."""
@@ -181,11 +214,47 @@ class Desk:
         return {kind: tuple(workload for workload in live if workload.kind is kind) for kind in Side}
 
     @cached_property
+    def _told_apart(self) -> tuple[dict[str, WorkloadFacts], dict[Side, list[WorkloadFacts]]]:
+        """Return the Workloads that run as they should and that nothing is under way for, by uid; and all others.
+
+        An own one of the former holds quota and all of its pods are on nodes; one that borrows also has exactly its
+        lines, all granted. Nothing of what a step decides is about them. The others are those of both sides that have
+        not finished.
+        """
+        lines, workloads = self.books.line_index.by_workload, self.facts.workloads
+        pairs = [(workload, lines.get(workload.key.uid, ())) for workload in workloads]
+        uids = self.memo.each("at rest", pairs, _uid_at_rest)
+        resting = {uid: workload for workload, uid in zip(workloads, uids, strict=True) if uid is not None}
+        awake: dict[Side, list[WorkloadFacts]] = {kind: [] for kind in Side}
+        for workload, uid in zip(workloads, uids, strict=True):
+            if uid is None and not workload.finished:
+                awake[workload.kind].append(workload)
+        return resting, awake
+
+    def at_rest(self, kind: Side) -> list[WorkloadFacts]:
+        """Workloads of all queues of one kind that run as they should, and that nothing is under way for."""
+        return [workload for workload in self._told_apart[0].values() if workload.kind is kind]
+
+    def stirring(self, kind: Side) -> tuple[WorkloadFacts, ...]:
+        """Workloads of `of_side` that are not at rest."""
+        return tuple(self._told_apart[1][kind])
+
+    def finished(self, kind: Side) -> tuple[WorkloadFacts, ...]:
+        """Workloads of all queues of one kind that have finished."""
+        return tuple(w for w in self.facts.workloads if w.finished and w.kind is kind)
+
+    def stirring_lines(self) -> tuple[Line, ...]:
+        """Open lines of Workloads that are not at rest, or gone."""
+        lines = self.books.line_index.by_workload
+        return tuple(line for uid in lines.keys() - self._told_apart[0].keys() for line in lines[uid])
+
+    @cached_property
     def _pending_own(self) -> dict[str, tuple[WorkloadFacts, ...]]:
         found: dict[str, list[WorkloadFacts]] = {}
-        for workload in sorted(self.of_side(Side.OWN), key=kueue_order):
-            if waits_for_quota(workload):
-                found.setdefault(workload.group, []).append(workload)
+        # Whoever waits is not at rest; to tell that apart for this alone would cost more than to look at everybody.
+        among = self.stirring(Side.OWN) if "_told_apart" in self.__dict__ else self.of_side(Side.OWN)
+        for workload in sorted(filter(waits_for_quota, among), key=kueue_order):
+            found.setdefault(workload.group, []).append(workload)
         return {group: tuple(workloads) for group, workloads in found.items()}
 
     def owed(self, group: str) -> tuple[WorkloadFacts, ...]:
@@ -221,7 +290,8 @@ class Desk:
         def found() -> tuple[Line, ...]:
             if LineState.GRANTED in states:  # most lines are: they are put in order once for all
                 return tuple(line for line in self._in_order() if line.state in states)
-            return tuple(sorted((line for line in self.books.lines if line.state in states), key=line_order))
+            moving = self.books.line_index.moving.values()
+            return tuple(sorted((line for line in moving if line.state in states), key=line_order))
 
         return self.once(states, found)
 
@@ -242,3 +312,14 @@ def waits_for_quota(workload: WorkloadFacts) -> bool:
         and workload.wait is Wait.QUOTA
         and workload.gpus > 0
     )
+
+
+def _uid_at_rest(workload: WorkloadFacts, lines: tuple[Line, ...]) -> str | None:
+    """Return the uid of a Workload that is at rest with these lines."""
+    if workload.finished or not workload.reserved or not workload.active or not workload.placed:
+        return None
+    if workload.kind is Side.OWN:
+        return None if lines else workload.key.uid
+    granted = all(line.state is LineState.GRANTED for line in lines)
+    backed = granted and sum([line.gpus for line in lines]) == workload.gpus > 0
+    return workload.key.uid if backed else None

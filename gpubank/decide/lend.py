@@ -10,9 +10,10 @@ OFFERED lines: one per pool, in the first ten minutes of every hour of its furth
 wait itself, so that nothing has to be remembered.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
@@ -33,15 +34,16 @@ GATHER_FOR: Final = timedelta(minutes=10)
 GATHER_EVERY: Final = timedelta(hours=1)
 
 
-OUR_EVICTION: Final = frozenset({"", "Deactivated"})
-"""Reasons of an eviction that a stop of the bank leads to."""
-
-
 def may_be_stopped(desk: Desk, workload: WorkloadFacts) -> bool:
     """Whether its group's policy lets the bank stop it; what cannot be stopped is lent nothing."""
     terms = desk.group(workload.group)
     stopping = workload.contract.reclaim_class.preempt_class
     return terms is not None and workload.suspendable and stopping in terms.only_preempt
+
+
+def names_allowed_class(desk: Desk, workload: WorkloadFacts) -> bool:
+    """Whether the pool allows the priority class that it names; what has run before is not judged by a newer list."""
+    return came_back(workload) or desk.terms.allows_class(workload.priority_class)
 
 
 def would_start(workload: WorkloadFacts) -> bool:
@@ -50,7 +52,7 @@ def would_start(workload: WorkloadFacts) -> bool:
     What the scheduler deactivated by itself, as after too many requeues, stays so although the bank had stopped it
     before: an offer to it would only keep GPUs from others.
     """
-    resumable = workload.parked and workload.gpus > 0 and workload.evicted in OUR_EVICTION
+    resumable = workload.parked and workload.gpus > 0 and not workload.given_up
     return waits_for_quota(workload) or resumable
 
 
@@ -67,8 +69,9 @@ def _startable(desk: Desk) -> tuple[WorkloadFacts, ...]:
     """Borrow Workloads that a loan would start, and that may be stopped again."""
 
     def found() -> tuple[WorkloadFacts, ...]:
-        borrow = desk.of_side(Side.BORROW)
-        return tuple(workload for workload in borrow if would_start(workload) and may_be_stopped(desk, workload))
+        borrow = desk.stirring(Side.BORROW)
+        startable = (w for w in borrow if would_start(w) and may_be_stopped(desk, w))
+        return tuple(workload for workload in startable if names_allowed_class(desk, workload))
 
     return desk.fixed("startable", found)
 
@@ -94,15 +97,37 @@ def room_for(desk: Desk, *, but: str | None = None) -> Room:
 
 def _room_for(desk: Desk, but: str | None) -> Room:
     room = desk.fixed("free room", lambda: Room.of(desk.facts.nodes)).copy()
-    for workload in desk.fixed("unplaced, own first", lambda: _unplaced(desk)):
-        if workload.key.uid != but and _takes_room(desk, workload):
+    for workload in desk.once("taking room", lambda: _taking_room(desk)):
+        if workload.key.uid != but:
             room.take(unplaced(workload), pod_size(workload))
     return room
 
 
-def _unplaced(desk: Desk) -> tuple[WorkloadFacts, ...]:
-    live = [workload for workload in desk.facts.workloads if not workload.finished and unplaced(workload)]
-    return tuple(sorted(live, key=lambda w: (w.kind is not Side.OWN, not w.reserved, *kueue_order(w))))
+def _taking_room(desk: Desk) -> list[WorkloadFacts]:
+    """Return whose pods are about to be placed, in turn."""
+    found = [
+        workload
+        for group in _unplaced(desk)
+        for workload in desk.of_group("taking room", group, partial(_taking_room_of, desk, group))
+    ]
+    return sorted(found, key=lambda w: (w.kind is not Side.OWN, not w.reserved, *kueue_order(w)))
+
+
+def _taking_room_of(desk: Desk, group: str) -> list[WorkloadFacts]:
+    return [workload for workload in _unplaced(desk)[group] if _takes_room(desk, workload)]
+
+
+def _unplaced(desk: Desk) -> dict[str, list[WorkloadFacts]]:
+    """Return whoever has pods that are on no node, by group."""
+
+    def found() -> dict[str, list[WorkloadFacts]]:
+        groups: dict[str, list[WorkloadFacts]] = {}
+        for workload in (*desk.stirring(Side.OWN), *desk.stirring(Side.BORROW)):
+            if unplaced(workload):
+                groups.setdefault(workload.group, []).append(workload)
+        return groups
+
+    return desk.fixed("unplaced", found)
 
 
 def _takes_room(desk: Desk, workload: WorkloadFacts) -> bool:
@@ -175,7 +200,9 @@ def offer_loans(desk: Desk) -> None:
         _gather(desk, gang)
     room = room_for(desk)
     till = Till.of(desk)
-    for workload in _in_turn(desk, {gang.key.uid} if gang is not None else set()):
+    # Nobody for whom there is not enough now could be offered anything later: what is there only becomes less.
+    asking = [each for each in candidates(desk) if till.available(each.group, each.gpus) >= each.gpus]
+    for workload in _in_turn(desk, [each for each in asking if gang is None or each.key.uid != gang.key.uid]):
         if till.available(workload.group, workload.gpus) < workload.gpus:
             continue
         if not room.holds(workload.pods, pod_size(workload)):
@@ -187,12 +214,11 @@ def offer_loans(desk: Desk) -> None:
         _offer(desk, workload, parts)
 
 
-def _in_turn(desk: Desk, refused: set[str]) -> Iterator[WorkloadFacts]:
-    """Yield candidates in turn, each once, except those in `refused`."""
+def _in_turn(desk: Desk, asking: Sequence[WorkloadFacts]) -> Iterator[WorkloadFacts]:
+    """Yield those who ask in turn, each once."""
     queues: dict[str, list[WorkloadFacts]] = {}
-    for workload in sorted(candidates(desk), key=lambda w: (not came_back(w), *kueue_order(w)), reverse=True):
-        if workload.key.uid not in refused:
-            queues.setdefault(workload.group, []).append(workload)
+    for workload in sorted(asking, key=lambda w: (not came_back(w), *kueue_order(w)), reverse=True):
+        queues.setdefault(workload.group, []).append(workload)
     turns = [(_share(desk, group), group) for group in queues]
     heapify(turns)
     while turns:
@@ -223,7 +249,7 @@ def _offer(desk: Desk, workload: WorkloadFacts, parts: list[Source]) -> None:
         for part in parts
     ]
     lenders = ", ".join(f"{part.gpus} of {part.lender}" for part in parts)
-    note = f"{workload.key.name} of {workload.group} is offered {lenders}"
+    note = f"{workload.key.title} of {workload.group} is offered {lenders}"
     desk.write(f"offer/{workload.key.uid}/{workload.next_term}", note, offers=offers)
 
 

@@ -2,6 +2,7 @@
 
     Limit/lending     lent to others beyond the lendingLimit, lowered since
     Limit/guarantee   lent beyond a guarantee that is to fall
+    Limit/serving     lent of the serving floor, raised since
     Limit/surplus     surplus lent that guarantees are to rise by
     Shrunk/capacity   surplus lent that the pool's nodes do not have any more
     Overadmitted/own  an own job slipped in while its quota was lent
@@ -15,6 +16,7 @@ from gpubank.decide.demand import TRY_AGAIN, change, demand_id
 from gpubank.decide.desk import Desk
 from gpubank.decide.offers import withdraw_for
 from gpubank.decide.repay import LENDING_LIMIT
+from gpubank.decide.serving import beyond_floor
 from gpubank.decide.slack import physical, surplus_limit
 from gpubank.decide.use import novated
 from gpubank.domain.contract import Side
@@ -36,6 +38,9 @@ class Excess(NamedTuple):
 def follow_limits(desk: Desk) -> None:
     """Withdraw offers beyond a limit; open, change and end the demands for what is lent beyond it."""
     for lender in (*desk.groups, SURPLUS):
+        quiet = lender != SURPLUS and not desk.demands_of(lender) and not any(_beyond(desk, lender))
+        if quiet and not beyond_floor(desk).get(lender):
+            continue
         excesses = _excesses(desk, lender)
         beyond = [excess for excess in excesses if excess.gpus > 0]
         for excess in beyond:
@@ -47,13 +52,8 @@ def follow_limits(desk: Desk) -> None:
 def _excesses(desk: Desk, lender: str) -> list[Excess]:
     if lender == SURPLUS:
         return _surplus_excesses(desk)
-    terms = desk.group(lender)
-    limit = terms.lending_limit if terms is not None else 0
-    beyond_limit = max(desk.books.lent_to_others(lender) - limit, 0)
-    held, target = desk.reserved(lender, Side.OWN) + desk.books.lent(lender), desk.target(lender)
-    falls = desk.books.guarantee(lender).in_force > target
-    beyond_target = min(max(held - target, 0), desk.books.lent(lender)) if falls else 0
-    over = max(-desk.free(lender) - _kept(desk, lender), 0)
+    beyond_limit, beyond_target, over = _beyond(desk, lender)
+    limit, target = _lending_limit(desk, lender), desk.target(lender)
     return [
         Excess(lender, DemandKind.LIMIT, LENDING_LIMIT, beyond_limit, f"{lender} lends at most {limit} GPUs"),
         Excess(
@@ -65,12 +65,36 @@ def _excesses(desk: Desk, lender: str) -> list[Excess]:
         ),
         Excess(
             lender,
+            DemandKind.LIMIT,
+            "serving",
+            # What comes back for another reason is back for the floor, too.
+            max(beyond_floor(desk).get(lender, 0) - max(beyond_limit, beyond_target, over), 0),
+            f"{desk.terms.serving_floor} GPUs of the pool are kept for serving",
+        ),
+        Excess(
+            lender,
             DemandKind.OVERADMITTED,
             "own",
             over,
             f"own work of {lender} was admitted on {over} GPUs that are lent",
         ),
     ]
+
+
+def _beyond(desk: Desk, lender: str) -> tuple[int, int, int]:
+    """Return what a group has lent beyond its lendingLimit and beyond its target, and what it lacks for own work."""
+    beyond_limit = max(desk.books.lent_to_others(lender) - _lending_limit(desk, lender), 0)
+    target, beyond_target = desk.target(lender), 0
+    if desk.books.guarantee(lender).in_force > target:
+        lent = desk.books.lent(lender)
+        beyond_target = min(max(desk.reserved(lender, Side.OWN) + lent - target, 0), lent)
+    free = desk.free(lender)
+    return beyond_limit, beyond_target, max(-free - _kept(desk, lender), 0) if free < 0 else 0
+
+
+def _lending_limit(desk: Desk, lender: str) -> int:
+    terms = desk.group(lender)
+    return terms.lending_limit if terms is not None else 0
 
 
 def _kept(desk: Desk, lender: str) -> int:

@@ -134,7 +134,7 @@ def _refusal(desk: Desk, workload: WorkloadFacts | None, lines: list[Line], gath
 
 def _grant(desk: Desk, workload: WorkloadFacts, lines: list[Line]) -> None:
     moves = [_granted(line, "") for line in lines]
-    note = f"{workload.key.name} of {workload.group} is granted {sum(line.gpus for line in lines)} GPUs"
+    note = f"{workload.key.title} of {workload.group} is granted {sum(line.gpus for line in lines)} GPUs"
     desk.write(f"grant/{workload.key.uid}/{lines[0].term}", note, moves=moves)
 
 
@@ -168,7 +168,7 @@ def settle_novations(desk: Desk) -> None:
                     reason=f"{line.lender} lends in the place of {old.lender}",
                 ),
             ]
-            note = f"{line.lender} takes over {line.gpus} GPUs of {old.lender} for {line.workload.name}"
+            note = f"{line.lender} takes over {line.gpus} GPUs of {old.lender} for {line.workload.title}"
             desk.write(f"novate/{old.line_id}", note, moves=moves)
         else:
             desk.wake(desk.now + FENCE_POLL)

@@ -1,5 +1,7 @@
 """Who has what in a pool, per group, as `gpubank quota` shows it."""
 
+from gpubank.decide.desk import Desk
+from gpubank.decide.serving import kept_for_serving
 from gpubank.domain.base import Message
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
@@ -45,18 +47,27 @@ class QuotaRow(Message):
 
 def overview(facts: PoolFacts, books: Books, terms: PoolTerms) -> tuple[QuotaRow, ...]:
     """Return one row for every group with terms or books in the pool, by name; the surplus has none."""
-    names = {group.group for group in terms.groups} | set(books.groups)
-    return tuple(_row(facts, books, terms, name) for name in sorted(names - {SURPLUS}))
+    names = sorted(({group.group for group in terms.groups} | set(books.groups)) - {SURPLUS})
+    idle = {name: _idle(facts, books, name) for name in names}
+    kept = kept_for_serving(Desk(facts, books, terms, facts.at), idle)
+    return tuple(_row(facts, books, terms, name, idle[name] - kept.get(name, 0)) for name in names)
 
 
-def _row(facts: PoolFacts, books: Books, terms: PoolTerms, name: str) -> QuotaRow:
+def _idle(facts: PoolFacts, books: Books, name: str) -> int:
+    """GPUs of the guarantee that are neither lent nor used, nor waited for."""
+    queue = facts.queue(name, Side.OWN)
+    used = queue.reserved if queue else 0
+    wanted = max(_pending(facts, name, Side.OWN), books.pledged(name))
+    return books.guarantee(name).in_force - books.lent(name) - used - wanted
+
+
+def _row(facts: PoolFacts, books: Books, terms: PoolTerms, name: str, idle: int) -> QuotaRow:
     group = terms.group(name) or GroupTerms(group=name, guaranteed=0, borrow_limit=0, lending_limit=0)
     queue = facts.queue(name, Side.OWN)
     used = queue.reserved if queue else 0
     in_force = books.guarantee(name).in_force
     lent = books.lent_to_others(name)
     pending = _pending(facts, name, Side.OWN)
-    idle = in_force - books.lent(name) - used - max(pending, books.pledged(name))
     return QuotaRow(
         pool=terms.pool,
         group=name,

@@ -20,9 +20,9 @@ def follow_placement(desk: Desk) -> None:
     """Open demands for nodes, where stopping borrowed work would place own work that is admitted."""
     if desk.frozen:
         return
-    for workload in sorted(desk.of_side(Side.OWN), key=lambda w: w.key.uid):
-        missing = unplaced(workload)
-        if not workload.reserved or workload.admitted_at is None or missing == 0 or pod_size(workload) == 0:
+    for workload in sorted(desk.stirring(Side.OWN), key=lambda w: w.key.uid):
+        missing = unplaced(workload) if workload.reserved else 0
+        if workload.admitted_at is None or missing == 0 or pod_size(workload) == 0:
             continue
         if not desk.lasted(workload.admitted_at, PATIENCE):
             continue
@@ -60,7 +60,7 @@ def _opening(desk: Desk, workload: WorkloadFacts, missing: int) -> DemandOpening
         pods=missing,
         workload=workload.key,
         due_at=desk.now + desk.terms.max_time_to_return,
-        reason=f"{workload.key.name} of {workload.group} is admitted, and no node has room for {missing} of its pods",
+        reason=f"{workload.key.title} of {workload.group} is admitted, and no node has room for {missing} of its pods",
     )
 
 

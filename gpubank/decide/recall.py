@@ -7,18 +7,20 @@ anew on the same facts changes nothing.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from gpubank.decide.cuts import Cuts
 from gpubank.decide.desk import Desk, kueue_order
 from gpubank.decide.fit import Room, pod_size, unplaced
 from gpubank.decide.repay import Repayment, Teller
 from gpubank.decide.use import novated
-from gpubank.decide.victims import Candidate, choose_from, grace, needs_checkpoint, on_failure
+from gpubank.decide.victims import Candidate, Most, choose_from, grace, held, needs_checkpoint, on_failure
 from gpubank.domain.base import Duration, GpuCount, Message
 from gpubank.domain.books import Books
 from gpubank.domain.contract import ReclaimClass, Side
-from gpubank.domain.demand import Demand, DemandKind, DemandState
+from gpubank.domain.demand import WHOLE, Demand, DemandKind, DemandState
 from gpubank.domain.facts import PoolFacts, WorkloadFacts
 from gpubank.domain.loan import Line, LineState, WorkloadKey
 from gpubank.domain.policy import Approval, OnCheckpointFailure
@@ -26,8 +28,8 @@ from gpubank.domain.recall import reclaim_id
 from gpubank.domain.terms import PoolTerms
 from gpubank.domain.transaction import Transaction
 
-WHOLE = frozenset({DemandKind.WORKLOAD, DemandKind.PLACEMENT})
-"""Demands that a part does not help: nobody is stopped for them unless all of it can be had."""
+MOST_SAID: Final = 3
+"""Leases that a reason names."""
 
 
 class Victim(Message):
@@ -69,6 +71,9 @@ class RecallPlan(Message):
     reason: str = ""
     """Why it is not complete."""
 
+    leased: tuple[str, ...] = ()
+    """uids of those whom only a CapacityLease keeps: if they were asked before, they are to be let go."""
+
     retry_at: datetime | None = None
     """When time alone makes more possible, as at the end of a minRunTime."""
 
@@ -88,7 +93,8 @@ def plan_recall(
     2. Loans that nobody uses are closed for it.
     3. Free slack of others, or surplus, takes over running lines; never of a lender with own demand.
     4. Victims are taken in order until the rest is repaid and the owner's pods fit their nodes; then, from the last
-       backwards, whoever is unnecessary is spared.
+       backwards, whoever is unnecessary is spared. One who was stopped and does not go, as on a dead node, is passed
+       over if others can be had: it stays stopped, and its GPUs come back whenever they do.
 
     A demand for a Workload is met whole or not at all: if it cannot be, there are no victims. `spared` are uids that
     have refused.
@@ -100,39 +106,31 @@ def plan_recall(
     if desk.frozen or facts.in_fail_safe:
         why = "the pool is frozen" if desk.frozen else "the scheduler is in charge until the fail-safe ends"
         return RecallPlan(need=demand.gpus, covered=min(demand.idle, demand.gpus), reason=why)
-    return _Planner(desk, demand, spared).plan()
-
-
-def held(candidate: Candidate) -> int:
-    """GPUs of a candidate's lines."""
-    return sum(line.gpus for line in candidate.lines)
-
-
-class _Most:
-    """The most that stopping some candidates could come to: they free all their pods, and every line repays."""
-
-    def __init__(self, room: Room, novatable: int, chosen: Sequence[Candidate]) -> None:
-        self.room = room.copy()
-        self.gpus = novatable
-        for candidate in chosen:
-            self.add(candidate)
-
-    def add(self, candidate: Candidate) -> None:
-        """Stop one more."""
-        self.room.give(candidate.workload.pod_facts)
-        self.gpus += held(candidate)
+    planner = _Planner(desk, demand, spared)
+    if planner.waits_for_stuck:
+        without = _Planner(desk, demand, spared, pass_over_stuck=True).plan()
+        if without.complete:
+            return without
+    return planner.plan()
 
 
 class _Planner:
     """Plans for one demand."""
 
-    def __init__(self, desk: Desk, demand: Demand, spared: frozenset[str]) -> None:
+    def __init__(self, desk: Desk, demand: Demand, spared: frozenset[str], *, pass_over_stuck: bool = False) -> None:
         self._desk = desk
         self._demand = demand
         self._cuts = Cuts(desk.books)
         self._teller = Teller(desk, demand)
         self._owner = desk.workload(demand.workload.uid) if demand.workload is not None else None
         self._choice = choose_from(desk, demand, spared)
+        self.waits_for_stuck = any(each.stuck for each in self._choice.candidates)
+        """Whether somebody who was stopped for whomever does not go."""
+
+        if pass_over_stuck:
+            going = tuple(each for each in self._choice.candidates if not each.stuck)
+            self._choice = replace(self._choice, candidates=going)
+        self._unready = frozenset(node.name for node in desk.facts.nodes if not node.ready)
         self._coming = 0
         self._on_their_way: set[str] = set()
         self._idle = demand.idle
@@ -169,6 +167,7 @@ class _Planner:
             complete=complete,
             approval_required=bool(chosen) and self._approval(),
             reason="" if complete else self._why_not(left - to_be_had),
+            leased=tuple(workload.key.uid for workload, _ in self._choice.leased),
             retry_at=None if complete else self._choice.protected_until,
         )
 
@@ -226,7 +225,7 @@ class _Planner:
         """Take in order until it is enough; then spare, from the last backwards, whoever is unnecessary."""
         chosen: list[Candidate] = [candidate for candidate in self._choice.candidates if self._bound(candidate)]
         taken = {candidate.uid for candidate in chosen}
-        most = _Most(self._room, self._teller.novatable, chosen)
+        most = Most(self._room, self._teller.novatable, chosen, self._unready)
         for candidate in self._choice.candidates:
             if self._may_be_enough(most) and self._enough(chosen):
                 break
@@ -245,7 +244,7 @@ class _Planner:
                 most.gpus -= held(candidate)
         return chosen
 
-    def _may_be_enough(self, most: "_Most") -> bool:
+    def _may_be_enough(self, most: Most) -> bool:
         """Whether it is worth a closer look: what the chosen free and repay at most is looked at without effort."""
         if most.gpus < self._left:
             return False
@@ -270,7 +269,7 @@ class _Planner:
         room = self._room.copy()
         gone = {candidate.uid for candidate in chosen}
         for candidate in chosen:
-            room.give(candidate.workload.pod_facts)
+            room.give(candidate.workload.pod_facts, unready=self._unready)
         for workload in self._waiting:
             if workload.key.uid not in gone:
                 room.take(unplaced(workload), pod_size(workload))
@@ -296,7 +295,9 @@ class _Planner:
             if workload.kind is Side.OWN and (workload.reserved or uid in others):
                 placed.append(workload)
             elif workload.kind is Side.BORROW and uid in leaving:
-                room.give(workload.pod_facts)
+                room.give(workload.pod_facts, unready=self._unready)
+            elif workload.parked:
+                continue  # it is stopped, and needs no room
             elif workload.kind is Side.BORROW and (workload.reserved or uid in soon) and unplaced(workload):
                 self._waiting.append(workload)
         for workload in placed:
@@ -357,7 +358,19 @@ class _Planner:
         terms = self._desk.group(self._demand.lender)
         return terms is not None and terms.approval is Approval.REQUIRED and self._demand.kind is not DemandKind.RETURN
 
+    def _leases(self) -> str:
+        """Say who is kept by a lease, and until when; of many the first few."""
+        said = [
+            f"{workload.key.job or workload.key.name} of {workload.group} ({workload.gpus} GPUs) is protected by"
+            f" CapacityLease {lease.name} until {lease.until:%Y-%m-%d %H:%M:%S} UTC"
+            for workload, lease in self._choice.leased
+        ]
+        more = len(said) - MOST_SAID
+        return "; ".join(said[:MOST_SAID]) + (f"; and {more} more" if more > 0 else "")
+
     def _why_not(self, missing: int) -> str:
+        if self._choice.leased:
+            return f"{max(missing, 0)} of {self._demand.gpus} GPUs cannot be had: {self._leases()}"
         if self._choice.protected_until is not None:
             return f"borrowed work has just come back and is protected until {self._choice.protected_until:%H:%M:%S}"
         if missing > 0:

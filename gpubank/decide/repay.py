@@ -53,9 +53,10 @@ class Teller:
         self._novated = novated(desk)
         shut = {group for group in desk.groups if has_demand(desk, group)} | {demand.lender}
         self._till = Till(desk, without=frozenset(shut))
+        others = demand.kind is not DemandKind.RETURN  # that one's GPUs are wanted, not anybody's
         self._lines = tuple(
             line
-            for line in desk.lines(LineState.GRANTED)
+            for line in (desk.lines(LineState.GRANTED) if others else ())
             if self.counts(line) and line.demand is None and self._in_use(line)
         )
         """Lines of the demanding lender that run and that nobody has: they may go on for somebody else."""

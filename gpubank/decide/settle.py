@@ -97,7 +97,7 @@ def _regrant(desk: Desk) -> None:
             if line.state is LineState.CLOSING and lack > 0:
                 moves.append(_move(line, LineState.CLOSING, LineState.GRANTED, "its Workload runs on it"))
                 lack -= line.gpus
-        desk.write(f"settle/{workload.key.uid}", f"{workload.key.name} runs on lines that were closing", moves=moves)
+        desk.write(f"settle/{workload.key.uid}", f"{workload.key.title} runs on lines that were closing", moves=moves)
 
 
 def _ends(desk: Desk) -> list[_End]:
@@ -145,7 +145,7 @@ def _end(desk: Desk, end: _End) -> None:
             moves.append(_move(line, state, LineState.CLOSING, end.reason))
             state = LineState.CLOSING
         moves.append(_move(line, state, LineState.RETURNED, end.reason))
-    name = end.lines[0].workload.name
+    name = end.lines[0].workload.title
     desk.write(f"settle/{end.uid}", f"lines of {name} ended while {IN_CHARGE}: {end.reason}", at=end.at, moves=moves)
 
 
@@ -184,7 +184,7 @@ def _adopt(desk: Desk, workload: WorkloadFacts, lack: int, *, at: datetime) -> b
             )
         )
     flag = ", beyond a limit" if beyond else ""
-    note = f"{workload.key.name} of {workload.group} runs on {lack} GPUs{flag}: adopted, for {IN_CHARGE}"
+    note = f"{workload.key.title} of {workload.group} runs on {lack} GPUs{flag}: adopted, for {IN_CHARGE}"
     desk.write(f"adopt/{workload.key.uid}", note, at=at, offers=offers, moves=moves)
     return True
 

@@ -12,6 +12,7 @@ from copy import copy
 from typing import NamedTuple
 
 from gpubank.decide.desk import Desk
+from gpubank.decide.serving import kept_for_serving
 from gpubank.domain.contract import Side
 from gpubank.domain.loan import SURPLUS, LineState
 
@@ -29,6 +30,10 @@ def own_slack(desk: Desk, group: str) -> int:
     Quota pledged to its demands and quota that its waiting work is owed are the same GPUs as far as they overlap.
     Slack that appeared after a recall must have lasted `resumeAfter`.
     """
+    return desk.of_group("own slack", group, lambda: _own_slack(desk, group))
+
+
+def _own_slack(desk: Desk, group: str) -> int:
     guarantee = desk.books.guarantee(group)
     if guarantee.recalled and (
         guarantee.slack_since is None or not desk.lasted(guarantee.slack_since, desk.terms.resume_after)
@@ -47,6 +52,10 @@ def raw_slack(desk: Desk, group: str) -> int:
 
 def lendable(desk: Desk, group: str) -> int:
     """GPUs that the group could lend to others."""
+    return desk.of_group("lendable", group, lambda: _lendable(desk, group))
+
+
+def _lendable(desk: Desk, group: str) -> int:
     terms = desk.group(group)
     if terms is None:
         return 0
@@ -61,6 +70,10 @@ def surplus_limit(desk: Desk, capacity: int) -> int:
 
 def committed(desk: Desk, group: str) -> int:
     """GPUs that the group is entitled to: its target, or what it uses of a guarantee that has yet to fall to it."""
+    return desk.of_group("committed", group, lambda: _committed(desk, group))
+
+
+def _committed(desk: Desk, group: str) -> int:
     in_use = min(desk.books.guarantee(group).in_force, desk.reserved(group, Side.OWN))
     return max(desk.target(group), in_use)
 
@@ -72,14 +85,20 @@ def physical(desk: Desk) -> int:
     """
     if not desk.facts.nodes:
         return desk.terms.capacity
-    return desk.once("physical", lambda: sum(node.gpus if node.ready else node.used for node in desk.facts.nodes))
+    return desk.fixed("physical", lambda: sum(node.gpus if node.ready else node.used for node in desk.facts.nodes))
 
 
 def lendable_surplus(desk: Desk) -> int:
     """GPUs of the surplus that could be lent."""
-    owed = sum(max(desk.target(g) - desk.books.guarantee(g).in_force, 0) for g in desk.groups)
+    owed = desk.once("owed guarantees", lambda: sum(_owed_to(desk, group) for group in desk.groups))
     limit = surplus_limit(desk, min(desk.terms.capacity, physical(desk)))
     return max(min(desk.books.surplus - owed, limit - desk.books.lent(SURPLUS)), 0)
+
+
+def _owed_to(desk: Desk, group: str) -> int:
+    """GPUs by which the group's guarantee has yet to rise."""
+    rise = desk.target(group) - desk.books.guarantee(group).in_force
+    return max(rise, 0)
 
 
 def borrowed(desk: Desk, group: str) -> int:
@@ -99,6 +118,10 @@ def borrowed(desk: Desk, group: str) -> int:
 
 def borrow_room(desk: Desk, group: str) -> int:
     """GPUs that the group may still borrow of others."""
+    return desk.of_group("borrow room", group, lambda: _borrow_room(desk, group))
+
+
+def _borrow_room(desk: Desk, group: str) -> int:
     terms = desk.group(group)
     return max(terms.borrow_limit - borrowed(desk, group), 0) if terms is not None else 0
 
@@ -112,9 +135,17 @@ class Till:
         self._others = {group: lendable(desk, group) for group in desk.groups if group not in without}
         if SURPLUS not in without:
             self._others[SURPLUS] = lendable_surplus(desk)
+        if desk.terms.serving_floor:
+            self._keep_for_serving(desk)
         self._room = {group: borrow_room(desk, group) for group in desk.groups}
         self._turns: tuple[str, ...] | None = None
         self._spare = sum(spare for spare in self._others.values() if spare > 0)
+
+    def _keep_for_serving(self, desk: Desk) -> None:
+        for group, gpus in kept_for_serving(desk, {group: own_slack(desk, group) for group in desk.groups}).items():
+            if group in self._own:
+                self._own[group] -= gpus
+                self._others[group] = min(self._others[group], self._own[group])
 
     @classmethod
     def of(cls, desk: Desk) -> "Till":

@@ -15,8 +15,10 @@ from pydantic import AwareDatetime
 from gpubank.decide.demand import end_stale, follow_own_work
 from gpubank.decide.desk import FENCE_POLL, Desk
 from gpubank.decide.guarantee import follow_capacity, follow_targets, rest_lenders
+from gpubank.decide.lapsed import follow_lapsed
 from gpubank.decide.lend import offer_loans
 from gpubank.decide.limits import cure_overdraft, follow_limits
+from gpubank.decide.memo import Memo
 from gpubank.decide.offers import settle_novations, settle_offers, whole_offer
 from gpubank.decide.placement import follow_placement
 from gpubank.decide.settle import settle
@@ -86,16 +88,24 @@ class Step(Message):
 
 
 def step(
-    facts: PoolFacts, books: Books, terms: PoolTerms, now: datetime, *, resting: frozenset[str] = frozenset()
+    facts: PoolFacts,
+    books: Books,
+    terms: PoolTerms,
+    now: datetime,
+    *,
+    resting: frozenset[str] = frozenset(),
+    memo: Memo | None = None,
 ) -> Step:
     """Decide everything that can be decided about one pool now.
 
     `resting` are uids of Workloads that let a loan lapse a short while ago (`Step.lapsed`): they are offered none, or
     work that the scheduler never admits would keep its GPUs from everybody else for ever.
 
+    `memo`, handed from step to step of one pool, spares the next one what has not changed; it decides nothing.
+
     Under the fail-safe nothing is decided: the scheduler is in charge, and the books are settled by what runs.
     """
-    desk = Desk(facts, books, terms, now, resting=resting)
+    desk = Desk(facts, books, terms, now, resting=resting, memo=memo)
     if facts.in_fail_safe:
         settle(desk)
         return _said(desk)
@@ -106,6 +116,7 @@ def step(
     end_stale(desk)
     follow_own_work(desk)
     follow_limits(desk)
+    follow_lapsed(desk)
     settle_novations(desk)
     settle_offers(desk)
     close_unused(desk)
@@ -148,15 +159,13 @@ def _needs(desk: Desk) -> tuple[LenderNeeds, ...]:
 
 
 def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
-    signals = [
-        signal
-        for workload in sorted(
-            (workload for workload in desk.facts.workloads if workload.kind is Side.BORROW), key=lambda w: w.key.uid
-        )
-        if (signal := _signal(desk, workload)) is not None
-    ]
-    seen = {workload.key.uid for workload in desk.facts.workloads}
-    gone = {line.workload.uid: line for line in desk.books.lines if line.workload.uid not in seen}
+    lines = desk.books.line_index.by_workload
+    running = [(workload, lines[workload.key.uid]) for workload in desk.at_rest(Side.BORROW)]
+    stirring = (*desk.stirring(Side.BORROW), *desk.finished(Side.BORROW))
+    others = [_signal(desk, workload) for workload in stirring]
+    signals = desk.memo.each("granted", running, _granted) + [signal for signal in others if signal is not None]
+    signals.sort(key=lambda signal: signal.workload.uid)
+    gone = {line.workload.uid: line for line in desk.stirring_lines() if desk.workload(line.workload.uid) is None}
     ended = [
         LoanSignal(
             workload=line.workload,
@@ -173,16 +182,20 @@ def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
 
 def _signal(desk: Desk, workload: WorkloadFacts) -> LoanSignal | None:
     lines = desk.books.lines_of(workload.key.uid)
-    granted = [line for line in lines if line.state is LineState.GRANTED]
+    granted = tuple(line for line in lines if line.state is LineState.GRANTED)
     if workload.finished:
         return _say(workload, SignalKind.ENDED, workload.next_term, _left_behind(lines))
     if workload.reserved and workload.active and sum(line.gpus for line in granted) >= workload.gpus > 0:
-        lenders = tuple(sorted({line.lender for line in granted}))
-        return _say(workload, SignalKind.GRANTED, granted[0].term, lenders, workload.admitted_at)
+        return _granted(workload, granted)
     if workload.parked and whole_offer(desk, workload):
         lenders = tuple(sorted({line.lender for line in lines}))
         return _say(workload, SignalKind.OFFERED, workload.next_term, lenders, lines[0].offered_at)
     return None
+
+
+def _granted(workload: WorkloadFacts, lines: tuple[Line, ...]) -> LoanSignal:
+    lenders = tuple(sorted({line.lender for line in lines}))
+    return _say(workload, SignalKind.GRANTED, lines[0].term, lenders, workload.admitted_at)
 
 
 def _left_behind(lines: Iterable[Line]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def unbacked(desk: Desk, borrower: str | None = None) -> list[tuple[WorkloadFact
     """Borrow Workloads that hold quota without enough lines, and how much they lack, in the order of admission."""
 
     def find() -> list[tuple[WorkloadFacts, int]]:
-        reserved = [workload for workload in desk.of_side(Side.BORROW) if workload.reserved]
+        reserved = [workload for workload in desk.stirring(Side.BORROW) if workload.reserved]
         lacks = [(workload, workload.gpus - backing(desk, workload.key.uid)) for workload in reserved]
         found = [item for item in lacks if item[1] > 0]
         return sorted(found, key=lambda item: (item[0].admitted_at or desk.now, item[0].key.uid))
@@ -87,7 +87,8 @@ def reattach(desk: Desk) -> None:
                 workload=workload.key,
                 term=workload.next_term,
             )
-            note = f"{workload.key.name} was admitted on {part} GPUs of {line.line_id}, meant for {line.workload.name}"
+            meant = f"{line.line_id}, meant for {line.workload.title}"
+            note = f"{workload.key.title} was admitted on {part} GPUs of {meant}"
             desk.write(f"reattach/{workload.key.uid}/{line.line_id}", note, reattachments=[change])
             lack -= part
             if lack <= 0:
@@ -145,7 +146,8 @@ def _left(desk: Desk, line: Line) -> bool:
 
 def close_unused(desk: Desk) -> None:
     """Begin to close what nobody uses."""
-    for uid, lines in _by_workload(desk.lines(LineState.GRANTED)).items():
+    granted = [line for line in desk.stirring_lines() if line.state is LineState.GRANTED]
+    for uid, lines in _by_workload(granted).items():
         if (unused := spare(desk, uid)) > 0:
             workload = desk.workload(uid)
             reason, at_once = _unused_because(desk, workload)
@@ -187,7 +189,7 @@ def _close(desk: Desk, uid: str, lines: list[Line], unused: int, reason: str) ->
             )
         moves.append(_move(line, LineState.CLOSING, reason))
         unused -= line.gpus
-    desk.write(f"close/{uid}", f"lines of {lines[0].workload.name if lines else uid} close: {reason}",
+    desk.write(f"close/{uid}", f"lines of {lines[0].workload.title if lines else uid} close: {reason}",
                splits=splits, moves=moves)  # fmt: skip
 
 

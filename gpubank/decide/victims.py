@@ -10,20 +10,28 @@ The first difference decides:
 5. uid, so that the order is total and a replay chooses alike.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from gpubank.decide.desk import Desk, line_order
+from gpubank.decide.fit import Room
+from gpubank.decide.lease import protected
 from gpubank.domain.contract import ReclaimClass, Side
 from gpubank.domain.demand import Demand, DemandKind
 from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.loan import Line, LineState
 from gpubank.domain.policy import DEFAULT_PREEMPT, OnCheckpointFailure
 from gpubank.domain.pool import OnOverdue
+from gpubank.domain.terms import LeaseTerms
 
 SHORT: Final = timedelta(hours=1)
 """Longest work that is rerun without regret: by what its author expects, else by how long it has run."""
+
+
+LATE: Final = timedelta(seconds=30)
+"""How long after the end of its grace a pod that is still there counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,9 @@ class Candidate:
     sunk: bool
     """Stopped already; its GPUs come whatever is decided now."""
 
+    stuck: bool = False
+    """Stopped, and does not go: its GPUs come who knows when."""
+
     @property
     def uid(self) -> str:
         """Uid of the Workload."""
@@ -52,12 +63,41 @@ class Choice:
 
     candidates: tuple[Candidate, ...]
     protected_until: datetime | None
-    """When the first candidate that has run too shortly may be stopped."""
+    """When the first candidate that has run too shortly, or whose lease ends, may be stopped."""
+
+    leased: tuple[tuple[WorkloadFacts, LeaseTerms], ...] = ()
+    """Who could be stopped but for a CapacityLease, by uid."""
+
+
+def held(candidate: Candidate) -> int:
+    """GPUs of a candidate's lines."""
+    return sum(line.gpus for line in candidate.lines)
+
+
+class Most:
+    """The most that stopping some candidates could come to: they free all their pods, and every line repays."""
+
+    def __init__(self, room: Room, novatable: int, chosen: Sequence[Candidate], unready: frozenset[str]) -> None:
+        self.room = room.copy()
+        self._unready = unready
+        self.gpus = novatable
+        for candidate in chosen:
+            self.add(candidate)
+
+    def add(self, candidate: Candidate) -> None:
+        """Stop one more."""
+        self.room.give(candidate.workload.pod_facts, unready=self._unready)
+        self.gpus += held(candidate)
 
 
 def runs(workload: WorkloadFacts) -> bool:
     """Whether any pod of the Workload is running."""
     return any(pod.running and not pod.terminating for pod in workload.pod_facts)
+
+
+def stays(workload: WorkloadFacts, now: datetime) -> bool:
+    """Whether a pod of it should have been gone for a while: its node is dead, or a finalizer holds it."""
+    return any(pod.ends_by is not None and now >= pod.ends_by + LATE for pod in workload.pod_facts)
 
 
 def stop_class(workload: WorkloadFacts, now: datetime) -> int:
@@ -105,13 +145,20 @@ def choose_from(desk: Desk, demand: Demand, spared: frozenset[str]) -> Choice:
 
     The borrower's policy must allow its class. A group's loan to itself is a victim only for its own group's demand.
     Whoever was brought back has `minRunTime` to make progress, unless the demand would be late for it. `spared`
-    Workloads have refused; an overdue demand of a pool that evicts spares nobody.
+    Workloads have refused; an overdue demand of a pool that evicts spares nobody but whom a lease protects: that is the
+    platform's word, and ends by itself.
     """
     found: list[Candidate] = []
     until: list[datetime] = []
+    leased: list[tuple[WorkloadFacts, LeaseTerms]] = []
     for workload in desk.of_side(Side.BORROW):
         candidate = _candidate(desk, demand, workload, spared)
         if candidate is None:
+            continue
+        lease = protected(desk).get(workload.key.uid)
+        if lease is not None and not candidate.sunk and demand.kind is not DemandKind.RETURN:
+            leased.append((workload, lease))
+            until.append(lease.until)
             continue
         free_at = _protected_until(desk, demand, workload)
         if free_at is not None and not candidate.leaving:
@@ -119,7 +166,8 @@ def choose_from(desk: Desk, demand: Demand, spared: frozenset[str]) -> Choice:
         else:
             found.append(candidate)
     found.sort(key=lambda candidate: _order(candidate, demand, desk.now))
-    return Choice(tuple(found), min(until, default=None))
+    leased.sort(key=lambda pair: pair[0].key.uid)
+    return Choice(tuple(found), min(until, default=None), tuple(leased))
 
 
 def _order(candidate: Candidate, demand: Demand, now: datetime) -> tuple[object, ...]:
@@ -146,10 +194,11 @@ def _candidate(desk: Desk, demand: Demand, workload: WorkloadFacts, spared: froz
     if not lines or (workload.gone and not leaving):
         return None
     sunk = leaving and (workload.parked or workload.gone)
-    candidate = Candidate(workload, lines, leaving, sunk)
+    candidate = Candidate(workload, lines, leaving, sunk, stuck=sunk and stays(workload, desk.now))
     if demand.kind is DemandKind.RETURN:
         asked = demand.workload is None or demand.workload.uid == uid
-        return candidate if asked else None
+        refused = uid in spared and not sunk and not overdue(desk, demand)
+        return candidate if asked and not refused else None
     if all(line.is_self_loan for line in lines) and demand.lender != workload.group:
         return None
     if sunk:

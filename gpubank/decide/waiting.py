@@ -2,7 +2,8 @@
 
 from gpubank.decide.desk import Desk, kueue_order, waits_for_quota
 from gpubank.decide.fit import Room, pod_size
-from gpubank.decide.lend import gathering, may_be_stopped, room_for
+from gpubank.decide.lease import protected
+from gpubank.decide.lend import gathering, may_be_stopped, names_allowed_class, room_for
 from gpubank.decide.slack import Till, borrow_room
 from gpubank.domain.base import Message
 from gpubank.domain.contract import Side
@@ -23,13 +24,11 @@ class WaitingNote(Message):
 
 def notes(desk: Desk) -> tuple[WaitingNote, ...]:
     """Say, for everybody who waits for quota, why; own work first, then in the scheduler's order."""
-    own = [_own_note(desk, workload) for workload in sorted(desk.of_side(Side.OWN), key=kueue_order)]
+    waiting = sorted(filter(waits_for_quota, desk.stirring(Side.OWN)), key=kueue_order)
+    own = [_own_note(desk, workload) for workload in waiting]
     till, room, gang = Till.of(desk), room_for(desk), gathering(desk)
-    borrow = [
-        _borrow_note(desk, workload, till, room, gang)
-        for workload in sorted(desk.of_side(Side.BORROW), key=kueue_order)
-        if waits_for_quota(workload) or workload.parked
-    ]
+    asking = [w for w in desk.stirring(Side.BORROW) if waits_for_quota(w) or w.parked]
+    borrow = [_borrow_note(desk, workload, till, room, gang) for workload in sorted(asking, key=kueue_order)]
     return tuple(note for note in (*own, *borrow) if note is not None)
 
 
@@ -38,8 +37,6 @@ def _note(workload: WorkloadFacts, reason: str, message: str) -> WaitingNote:
 
 
 def _own_note(desk: Desk, workload: WorkloadFacts) -> WaitingNote | None:
-    if not waits_for_quota(workload):
-        return None
     group = workload.group
     demand = next(
         (
@@ -67,8 +64,22 @@ def _own_note(desk: Desk, workload: WorkloadFacts) -> WaitingNote | None:
         return _note(workload, "RecallIncomplete", message)
     message = (
         f"{demand.gpus} GPUs are being recalled for it, due at {demand.due_at:%Y-%m-%d %H:%M:%S} UTC at the latest"
+        f"{_kept_by_leases(desk, group)}"
     )
     return _note(workload, "Recalling", message)
+
+
+def _kept_by_leases(desk: Desk, lender: str) -> str:
+    """Say which leases keep borrowed work on GPUs of the lender; empty where none does."""
+    kept = {
+        lease.name: lease.until
+        for uid, lease in protected(desk).items()
+        if any(line.lender == lender for line in desk.books.lines_of(uid))
+    }
+    if not kept:
+        return ""
+    last = max(kept.values())
+    return f"; of what it lent, CapacityLease {', '.join(sorted(kept))} keeps a part until {last:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _borrow_note(
@@ -93,6 +104,13 @@ def _borrow_note(
             " label it retryable, give it a checkpoint hook, or name its class in onlyPreempt"
         )
         return _note(workload, "NotReclaimable", message)
+    if not names_allowed_class(desk, workload):
+        allowed = ", ".join(sorted(desk.terms.allowed_priority_classes))
+        message = (
+            f"work of priority class {workload.priority_class!r} is not lent to: pool {desk.terms.pool!r} allows"
+            f" {allowed}; submit it anew with one of them, or with none"
+        )
+        return _note(workload, "PriorityClassNotAllowed", message)
     if workload.key.uid in desk.resting:
         message = "GPUs were lent for it and it did not start on them; it is offered some again within minutes"
         return _note(workload, "NotTaken", message)

@@ -72,6 +72,9 @@ class LineIndex:
         self.lent, self.lent_to_others = Counter[str](), Counter[str]()
         self.granted, self.borrowed = Counter[str](), Counter[str]()
         self._parties = Counter[str]()
+        self.moving: dict[str, Line] = {}
+        """Lines that are not simply granted: few of many."""
+
         self.by_workload: dict[str, tuple[Line, ...]] = {}
         self.by_demand: dict[str, tuple[str, ...]] = {}
         workloads: dict[str, list[Line]] = {}
@@ -92,7 +95,7 @@ class LineIndex:
         index = LineIndex(())
         index.rows = rows
         index.by_id, index.by_workload = dict(self.by_id), dict(self.by_workload)
-        index.by_demand = dict(self.by_demand)
+        index.by_demand, index.moving = dict(self.by_demand), dict(self.moving)
         index.lent, index.lent_to_others = self.lent.copy(), self.lent_to_others.copy()
         index.granted, index.borrowed = self.granted.copy(), self.borrowed.copy()
         index._parties = self._parties.copy()
@@ -113,6 +116,7 @@ class LineIndex:
 
     def _leave(self, line: Line) -> None:
         del self.by_id[line.line_id]
+        self.moving.pop(line.line_id, None)
         _drop(self.by_workload, line.workload.uid, line.line_id, line_name)
         if line.demand is not None:
             _drop(self.by_demand, line.demand, line.line_id, str)
@@ -125,6 +129,8 @@ class LineIndex:
         self.lent[line.lender] += gpus
         if line.state is LineState.GRANTED:
             self.granted[line.borrower] += gpus
+        elif sign > 0:
+            self.moving[line.line_id] = line
         if not line.is_self_loan:
             self.lent_to_others[line.lender] += gpus
             self.borrowed[line.borrower] += 0 if line.replaces is not None else gpus

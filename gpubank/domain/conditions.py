@@ -20,7 +20,10 @@ FAIL_SAFE: Final = "FailSafe"
 """GPUPool: the watchdog has handed the pool to Kueue's own borrowing."""
 
 APPROVED: Final = "Approved"
-"""CapacityLease: an admin of the group has agreed; only then it protects."""
+"""CapacityLease: an admin of the platform has agreed to this very spec; only then it protects."""
+
+PRIORITY_UNLISTED: Final = "PriorityUnlisted"
+"""GPUPool: work in its queues names a priority class that the pool does not allow."""
 
 # Reasons ---------------------------------------------------------------------------------------------------
 
@@ -83,6 +86,33 @@ FREEZE_ORDERED: Final = "FreezeOrdered"
 
 NOT_ORDERED: Final = "NotOrdered"
 """Nobody asked for it."""
+
+AWAITING_APPROVAL: Final = "AwaitingApproval"
+"""Nobody of the platform has agreed to the lease as it stands."""
+
+LEASE_APPROVED: Final = "Approved"
+"""Reason of `Approved` while it is true."""
+
+REVOKED: Final = "Revoked"
+"""The approval of a lease was taken back."""
+
+EXPIRED: Final = "Expired"
+"""The lease has ended."""
+
+TOO_LONG: Final = "TooLong"
+"""The lease ends later than 24 h, or the pool's maxLease, after it was made."""
+
+NO_POLICY: Final = "NoPolicy"
+"""The group has no policy in force in the pool."""
+
+BEYOND_LIMIT: Final = "BeyondLimit"
+"""The group's leases in the pool are for more GPUs than it may borrow."""
+
+CLASS_NOT_ALLOWED: Final = "ClassNotAllowed"
+"""Work names a priority class that allowedPriorityClasses does not list."""
+
+CLASSES_ALLOWED: Final = "ClassesAllowed"
+"""All work names allowed priority classes, or none."""
 
 WATCHDOG_ACTED: Final = "WatchdogActed"
 """The bank's heartbeat was missing for failSafeAfter."""

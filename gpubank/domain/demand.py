@@ -33,6 +33,10 @@ class DemandKind(StrEnum):
     """A person asked for the return of a loan."""
 
 
+WHOLE: Final = frozenset({DemandKind.WORKLOAD, DemandKind.PLACEMENT})
+"""Demands that a part does not help: nobody is stopped for them unless all of it can be had."""
+
+
 class DemandState(StrEnum):
     """How far a demand has got."""
 

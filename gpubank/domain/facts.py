@@ -73,6 +73,9 @@ class PodFacts(Message):
 
     running: bool = False
     terminating: bool = False
+    ends_by: AwareDatetime | None = None
+    """When its grace ends, once it is told to end; later than that nothing keeps it but a dead node or a finalizer."""
+
     index: int = 0
     """Completion index, where there is one."""
 
@@ -96,6 +99,9 @@ class WorkloadFacts(Message):
     """Pods it consists of; `gpus` is divided evenly among them."""
 
     priority: int = 0
+    priority_class: str = ""
+    """Name of the class that its priority comes from; empty where it names none."""
+
     created_at: AwareDatetime
     active: bool = True
     reserved: bool = False
@@ -108,6 +114,9 @@ class WorkloadFacts(Message):
 
     waiting_since: AwareDatetime
     """Since when it has waited as it does."""
+
+    refused: bool = False
+    """Whether the scheduler has considered it since, and has said that there is not enough quota for it."""
 
     evicted: str = ""
     """Reason of the Evicted condition while it is True."""
@@ -144,6 +153,14 @@ class WorkloadFacts(Message):
         if self.mark is None:
             return 1
         return self.mark.term + (self.mark.step == "stop")
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the scheduler deactivated it by itself, as after too many requeues; then it stays so.
+
+        One that was evicted for another reason just before the bank deactivated it keeps that reason.
+        """
+        return self.evicted.startswith("DeactivatedDueTo")
 
     @property
     def parked(self) -> bool:

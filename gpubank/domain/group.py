@@ -92,7 +92,7 @@ class BusinessGroupSpec(ApiModel):
     """Who answers for the group; told of everything, not asked."""
 
     admins: Annotated[tuple[ShortText, ...], Field(max_length=64, json_schema_extra=SET)] = ()
-    """Who approves leases and recalls for the group."""
+    """Who approves recalls for the group; leases are approved by the platform, never by the group."""
 
     channels: Annotated[tuple[Channel, ...], Field(max_length=16)] = ()
     """How the group is notified."""

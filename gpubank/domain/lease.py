@@ -1,7 +1,10 @@
-"""CapacityLease: for a while, one workload is no victim, or so many GPUs of a group's own are not lent.
+"""CapacityLease: for a while, one workload is no victim, or so many borrowed GPUs of a group are not recalled.
 
 exactly one of   workloadRef{apiVersion, kind, name}   or   pool + gpus        until, reason
 at most 24 h, and at most the pool's maxLease          protects only while the condition Approved is True
+
+A group asks by making the object; somebody of the platform who is none of the group agrees. What was agreed to is the
+spec as it stood then: `Approved` counts only for the generation that it was said of.
 """
 
 from datetime import datetime, timedelta
@@ -46,16 +49,16 @@ class LeasedWorkload(ApiModel):
 
 
 class CapacityLeaseSpec(ApiModel):
-    """For a while, one workload is no victim, or so many GPUs of a group's own are not lent."""
+    """For a while, one workload is no victim, or so many borrowed GPUs of a group are not recalled."""
 
     workload_ref: LeasedWorkload | None = None
     """Workload that is no victim; instead of pool and gpus."""
 
     pool: PoolName | None = None
-    """Pool whose GPUs are not lent; instead of workloadRef, and together with gpus."""
+    """Pool whose borrowed GPUs are not recalled; instead of workloadRef, and together with gpus."""
 
     gpus: PositiveGpuCount | None = None
-    """GPUs of the group's guarantee that are not lent; together with pool."""
+    """Most borrowed GPUs of the group that are not recalled, in whole workloads, the oldest first; with pool."""
 
     until: Instant
     """When the lease ends: at most 24 h after it was made, and at most the pool's maxLease."""
@@ -88,28 +91,45 @@ class CapacityLeaseStatus(ConditionedStatus):
     """Who agreed, and when."""
 
     approved_by: str = ""
-    """Admin who agreed."""
+    """Who of the platform agreed last."""
 
     approved_at: Instant | None = None
     """When."""
 
+    revoked_by: str = ""
+    """Who took the approval back; empty while it stands."""
+
+    revoked_at: Instant | None = None
+    """When."""
+
 
 class CapacityLease(Resource[CapacityLeaseSpec, CapacityLeaseStatus]):
-    """For a while, one workload is no victim, or so many GPUs of a group's own are not lent."""
+    """For a while, one workload is no victim, or so many borrowed GPUs of a group are not recalled."""
 
     kind: Literal["CapacityLease"] = "CapacityLease"
     spec: CapacityLeaseSpec
     status: CapacityLeaseStatus = CapacityLeaseStatus()
 
-    def protects(self, now: datetime) -> bool:
-        """Whether it is approved, in the form that it has now, and has not ended; the end itself is over."""
+    @property
+    def approved(self) -> bool:
+        """Whether somebody has agreed to it in the form that it has now."""
         condition = self.status.condition(APPROVED)
         return (
             self.status.is_true(APPROVED)
             and condition is not None
             and condition.observed_generation == self.metadata.generation
-            and now < self.spec.until
         )
+
+    def protects(self, now: datetime) -> bool:
+        """Whether it is approved, in the form that it has now, and has not ended; the end itself is over."""
+        return self.approved and now < self.spec.until and not self.metadata.deleting
+
+    @property
+    def subject(self) -> str:
+        """What it is for, in words."""
+        if (ref := self.spec.workload_ref) is not None:
+            return f"{ref.kind}/{ref.name}"
+        return f"{self.spec.gpus} GPUs in pool {self.spec.pool}"
 
 
 def term_problem(lease: CapacityLease, *, now: datetime, max_lease: timedelta = MAX_LEASE) -> Problem | None:

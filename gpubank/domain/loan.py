@@ -74,6 +74,11 @@ class WorkloadKey(Message):
     job: str = ""
     """`Kind/name` of the object that owns it, for people."""
 
+    @property
+    def title(self) -> str:
+        """Name it as its owner does: by the job, where that is known."""
+        return self.job or self.name
+
 
 class Line(Message):
     """One row of the book of loans."""

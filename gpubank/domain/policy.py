@@ -88,7 +88,8 @@ class ReclaimPolicy(ApiModel):
     """Whether recalls for this group, as the lender, wait for an admin of it."""
 
     within_group: WithinGroup = WithinGroup.NEVER
-    """Whether own work of lower priority makes room for own work of higher priority. Recorded, not in force yet."""
+    """Whether own work of lower priority makes room for own work of higher priority. LowerPriority is recorded and not
+    in force yet: the policy's condition says so, and nobody is stopped for it."""
 
     @model_validator(mode="after")
     def _each_class_once(self) -> Self:

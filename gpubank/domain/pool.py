@@ -140,10 +140,10 @@ class PoolLimits(ApiModel):
         tuple[Annotated[str, Field(min_length=1, max_length=253)], ...],
         Field(max_length=64, json_schema_extra=SET),
     ] = ()
-    """Kueue priority classes that work of the pool may name; none listed allows any. Recorded, not enforced yet."""
+    """Priority classes that work in the pool's queues may name; none listed allows any, and naming none is allowed."""
 
     serving_floor_gpus: GpuCount = 0
-    """GPUs that tides never lend: the floor of the pool's inference. Recorded, not in force yet."""
+    """GPUs of guarantees that serving work holds or finds idle: so many are never lent, by a tide either."""
 
     @model_validator(mode="after")
     def _victims_can_be_back_in_time(self) -> Self:

@@ -297,6 +297,9 @@ class LoanOutcome(StrEnum):
 
     DURABLE = "Durable"
     PROTECTED = "Protected"
+    LEASED = "Leased"
+    """A CapacityLease protects it for now; it has refused nothing, and is asked again when that ends."""
+
     RETURNED = "Returned"
     """Its pods are gone and its lines are returned."""
 
@@ -354,6 +357,8 @@ class VictimProgress(Message):
     gpus: GpuCount
     answer: "LoanOutcome | None" = None
     reason: str = ""
+    asked: bool = False
+    """Whether it was recalled, and has neither left nor been let go."""
 
 
 class DemandProgress(Message):

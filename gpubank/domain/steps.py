@@ -36,6 +36,9 @@ class LoanStep(Message):
     reason: str = ""
     """For people: the owner of the job, the audit trail."""
 
+    asked: bool = False
+    """Whether a person ordered it, which no lease forbids."""
+
     def key(self, step: str) -> str:
         """Idempotency key of an effect of this step."""
         return f"{self.loan}/{self.term}/{step}"
@@ -99,6 +102,9 @@ class StopResult(StrEnum):
     REFUSED = "Refused"
     """Its lines are not recalled (any more), or another term runs: nothing was done."""
 
+    LEASED = "Leased"
+    """A CapacityLease protects it now: nothing was done."""
+
 
 class GoneResult(Message):
     """A Workload has left the GPUs and its lines are returned."""
@@ -136,6 +142,11 @@ class CheckpointOutcome(Message):
     requested_at: AwareDatetime | None = None
     failure: str = ""
     """Why none will come; empty while it may."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more will come of the request."""
+        return bool(self.checkpoint or self.failure or self.finished or self.nothing_to_save)
 
 
 class Notice(Message):
@@ -175,6 +186,8 @@ class DemandStep(Message):
     lender: str
     demand: str
     reason: str = ""
+    gpus: GpuCount | None = None
+    """What it asked for when it was last looked at, where a change of that is of interest."""
 
 
 class DemandView(Message):
@@ -238,9 +251,13 @@ class PlannedRecall(Message):
     reason: str = ""
     """Why it is not complete."""
 
+    leased: tuple[str, ...] = ()
+    """uids of those whom only a CapacityLease keeps."""
+
     retry_at: AwareDatetime | None = None
     """When time alone makes more possible."""
 
+    max_time_to_return: Duration = timedelta(minutes=30)
     max_grace: Duration = timedelta()
     max_checkpoint_age: Duration = timedelta(seconds=60)
 

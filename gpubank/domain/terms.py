@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from gpubank.domain.base import Duration, GpuCount, Message
 from gpubank.domain.policy import Approval, OnCheckpointFailure, PreemptClass, WithinGroup
@@ -33,6 +33,29 @@ class GroupTerms(Message):
     namespaces: tuple[str, ...] = ()
 
 
+class LeaseTerms(Message):
+    """One approved CapacityLease, as far as it concerns one pool; it protects until `until`."""
+
+    name: str
+    """`<namespace>/<name>` of the CapacityLease."""
+
+    group: str
+    """Whose borrowed work it protects."""
+
+    namespace: str
+    workload_kind: str = ""
+    """Kind of the one workload that it is for; empty where it is for GPUs of the pool."""
+
+    workload_name: str = ""
+    gpus: GpuCount = 0
+    """Most GPUs that it protects, where it is for GPUs of the pool."""
+
+    until: AwareDatetime
+    """When it ends; the end itself is over."""
+
+    approved_by: str = ""
+
+
 class PoolTerms(Message):
     """The terms of one pool."""
 
@@ -53,10 +76,23 @@ class PoolTerms(Message):
     min_run_time: Duration
     max_checkpoint_age: Duration = timedelta(seconds=60)
     fail_safe_after: Duration
+    leases: tuple[LeaseTerms, ...] = ()
+    """Approved leases, older first; whoever reads them looks at the time."""
+
+    allowed_priority_classes: frozenset[str] = frozenset()
+    """Priority classes that work of the pool may name; none allows any."""
+
+    serving_floor: GpuCount = 0
+    """GPUs that serving work holds or finds idle: so many are not lent."""
 
     def group(self, name: str) -> GroupTerms | None:
         """Return the group's terms, or None where it has none in this pool."""
         return next((terms for terms in self.groups if terms.group == name), None)
+
+    def allows_class(self, priority_class: str) -> bool:
+        """Whether work of the pool may name the priority class; naming none is always allowed."""
+        allowed = self.allowed_priority_classes
+        return not priority_class or not allowed or priority_class in allowed
 
     def frozen(self, now: datetime) -> bool:
         """Whether a freeze is in force."""

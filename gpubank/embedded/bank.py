@@ -154,6 +154,8 @@ async def embedded_bank(settings: Settings, *, quiet_seconds: float = 0.0) -> As
             hook=_hooks(settings),
             storage=storage,
             leases=cluster.leases,
+            nodes=cluster.servicing,
+            incidents=settings.incidents.policy,
             attest=AttestPolicy(check_hashes=settings.checkpoint.hash_files),
         )
         stop = asyncio.Event()

@@ -80,6 +80,11 @@ class DevServer:
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def start(self) -> None:
+        """Start it at its address, with what it kept if it is persistent, and wait until it answers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         command = [
             str(find_binary()), "server", "start-dev", "--ip", "127.0.0.1", "--port", str(self._port),
@@ -101,7 +106,12 @@ class DevServer:
         except BaseException:
             await self._stop()
             raise
-        return self
+
+    async def kill(self) -> None:
+        """End it with SIGKILL, as a crash would; `start` brings it back."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -11,6 +11,7 @@ the bank is down. `gpubank.domain.contract.WorkloadContract` says the same in Py
 two together.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpubank.domain.base import BORROW_SUFFIX, GROUP
@@ -33,9 +34,11 @@ DEFAULT_TERMINATION_SECONDS: Final = 30
 """Kubernetes' own default, where a pod template does not say."""
 
 Manifest = dict[str, Any]
+Resources = Sequence[tuple[str, Sequence[str]]]
+"""API groups, each with the resources of it."""
 
 # Kinds with suspend, beside Job: their labels stand on the object itself, for templates differ from kind to kind.
-_SUSPENDABLE: Final = (
+SUSPENDABLE: Final = (
     ("jobset.x-k8s.io", ("jobsets",)),
     ("kubeflow.org", ("jaxjobs", "mpijobs", "paddlejobs", "pytorchjobs", "tfjobs", "xgboostjobs")),
     ("ray.io", ("rayclusters", "rayjobs")),
@@ -45,7 +48,7 @@ _SUSPENDABLE_OWNERS: Final = (
     "Job", "JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob", "RayCluster", "RayJob", "JobSet",
     "TrainJob",
 )  # fmt: skip
-_SERVICES: Final = (
+SERVICES: Final = (
     ("apps", ("deployments", "replicasets", "statefulsets", "daemonsets")),
     ("leaderworkerset.x-k8s.io", ("leaderworkersets",)),
 )
@@ -55,10 +58,11 @@ _IN_BORROW_QUEUE: Final = (
     f" && object.metadata.labels['{QUEUE_LABEL}'].endsWith('{BORROW_SUFFIX}')"
 )
 # What is going away must be able to: its finalizers are removed by updates.
-_NOT_DELETING: Final = "!has(object.metadata.deletionTimestamp)"
+NOT_DELETING: Final = "!has(object.metadata.deletionTimestamp)"
 
 
-def _or_empty(path: str) -> str:
+def or_empty(path: str) -> str:
+    """Read a map that may be absent."""
     return f"(has({path}) ? {path} : {{}})"
 
 
@@ -67,24 +71,20 @@ def _suspended(holder: str) -> str:
 
 
 _TOLD_OTHERWISE: Final = " || ".join(
-    f"{_or_empty(f'object.metadata.{field}')} != {_or_empty(f'oldObject.metadata.{field}')}"
+    f"{or_empty(f'object.metadata.{field}')} != {or_empty(f'oldObject.metadata.{field}')}"
     for field in ("labels", "annotations")
 )
 _CREATED: Final = "request.operation == 'CREATE'"
 _JOB_STARTS: Final = f"{_CREATED} || (!{_suspended('object')} && ({_suspended('oldObject')} || {_TOLD_OTHERWISE}))"
 _QUEUED_ANEW: Final = (
-    f"{_CREATED} || !('{QUEUE_LABEL}' in {_or_empty('oldObject.metadata.labels')})"
+    f"{_CREATED} || !('{QUEUE_LABEL}' in {or_empty('oldObject.metadata.labels')})"
     f" || oldObject.metadata.labels['{QUEUE_LABEL}'] != object.metadata.labels['{QUEUE_LABEL}']"
 )
 
 
 def admission_policies() -> list[Manifest]:
     """Render the policies and their bindings, each policy before its binding."""
-    return [
-        manifest
-        for policy in (_job_class(), _other_class(), _termination(), _unsuspendable())
-        for manifest in (policy, _binding(policy))
-    ]
+    return bound(_job_class(), _other_class(), _termination(), _unsuspendable())
 
 
 def _job_class() -> Manifest:
@@ -105,7 +105,7 @@ def _job_class() -> Manifest:
 def _other_class() -> Manifest:
     return _policy(
         "borrow-class-other-kinds",
-        _SUSPENDABLE,
+        SUSPENDABLE,
         ["CREATE", "UPDATE"],
         [*_OBJECT_MAPS, *_class_variables(template=False)],
         _CLASS_VALIDATIONS,
@@ -115,7 +115,7 @@ def _other_class() -> Manifest:
 
 def _termination() -> Manifest:
     """Judge by the pool's own limit: every pool is a parameter, and only the queue's pool speaks."""
-    policy = _policy(
+    return _policy(
         "borrow-termination",
         [("batch", ("jobs",))],
         ["CREATE", "UPDATE"],
@@ -143,10 +143,8 @@ def _termination() -> Manifest:
             }
         ],
         when=_QUEUED_ANEW,
+        params="GPUPool",
     )
-    pool = KINDS["GPUPool"].model
-    policy["spec"]["paramKind"] = {"apiVersion": pool.model_fields["api_version"].default, "kind": "GPUPool"}
-    return policy
 
 
 def _unsuspendable() -> Manifest:
@@ -154,7 +152,7 @@ def _unsuspendable() -> Manifest:
     owners = ", ".join(f"'{owner}'" for owner in _SUSPENDABLE_OWNERS)
     return _policy(
         "borrow-unsuspendable",
-        [("", ("pods",)), *_SERVICES],
+        [("", ("pods",)), *SERVICES],
         ["CREATE"],
         [
             {
@@ -242,14 +240,30 @@ _CLASS_VALIDATIONS: Final = [
 
 def _policy(
     name: str,
-    resources: Any,
+    resources: Resources,
     operations: list[str],
     variables: list[Manifest],
     validations: list[Manifest],
     *,
     when: str,
+    params: str = "",
 ) -> Manifest:
-    return {
+    conditions = {"in-a-borrow-queue": _IN_BORROW_QUEUE, "not-being-deleted": NOT_DELETING, "to-be-judged": when}
+    return policy(name, resources, operations, variables, validations, conditions=conditions, params=params)
+
+
+def policy(
+    name: str,
+    resources: Resources,
+    operations: list[str],
+    variables: list[Manifest],
+    validations: list[Manifest],
+    *,
+    conditions: Mapping[str, str],
+    params: str = "",
+) -> Manifest:
+    """Render one policy; `params` is a kind of the bank, every object of which it is judged by."""
+    rendered: Manifest = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
         "metadata": {"name": f"{name}.{GROUP}"},
@@ -266,21 +280,26 @@ def _policy(
                     for group, plurals in resources
                 ]
             },
-            "matchConditions": [
-                {"name": "in-a-borrow-queue", "expression": _IN_BORROW_QUEUE},
-                {"name": "not-being-deleted", "expression": _NOT_DELETING},
-                {"name": "to-be-judged", "expression": when},
-            ],
+            "matchConditions": [{"name": key, "expression": expression} for key, expression in conditions.items()],
             "variables": variables,
             "validations": validations,
         },
     }
+    if params:
+        version = KINDS[params].model.model_fields["api_version"].default
+        rendered["spec"]["paramKind"] = {"apiVersion": version, "kind": params}
+    return rendered
+
+
+def bound(*policies: Manifest) -> list[Manifest]:
+    """Put each policy before its binding."""
+    return [manifest for each in policies for manifest in (each, _binding(each))]
 
 
 def _binding(policy: Manifest) -> Manifest:
     spec: Manifest = {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     if "paramKind" in policy["spec"]:
-        # Without any pool there is no borrow queue either, and nothing to judge.
+        # Without any pool there is no queue either, and nothing to judge; without any group no lease is in force.
         spec["paramRef"] = {"selector": {}, "parameterNotFoundAction": "Allow"}
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",

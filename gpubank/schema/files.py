@@ -12,6 +12,8 @@ from gpubank.schema import reference
 from gpubank.schema.admission import admission_policies
 from gpubank.schema.crd import crd
 from gpubank.schema.kinds import KINDS
+from gpubank.schema.leases import lease_policies
+from gpubank.schema.priority import priority_policies
 from gpubank.schema.structural import json_schema
 
 _HEADER: Final = "# Written by `gpubank schema write`; edit the models in gpubank/domain instead.\n"
@@ -41,7 +43,11 @@ def generated_files() -> dict[str, str]:
     files = {f"manifests/crds/{kind.plural}.yaml": _HEADER + to_yaml(crd(kind)) for kind in KINDS.values()}
     files["manifests/crds/kustomization.yaml"] = _kustomization(crd_names)
     files["manifests/base/admission/borrow-queues.yaml"] = _HEADER + to_yaml(*admission_policies())
-    files["manifests/base/admission/kustomization.yaml"] = _kustomization(["borrow-queues.yaml"])
+    files["manifests/base/admission/leases.yaml"] = _HEADER + to_yaml(*lease_policies())
+    files["manifests/base/admission/priority-classes.yaml"] = _HEADER + to_yaml(*priority_policies())
+    files["manifests/base/admission/kustomization.yaml"] = _kustomization(
+        ["borrow-queues.yaml", "leases.yaml", "priority-classes.yaml"]
+    )
     files["docs/reference/README.md"] = reference.index()
     files["docs/reference/workload-contract.md"] = reference.contract_page()
     files["docs/reference/metrics.md"] = metrics.page()

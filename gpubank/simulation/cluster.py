@@ -3,6 +3,7 @@
     SimulatedCluster            the scheduler, as `QuotaBackend`; jobs and nodes, as a user and a platform see them
       .objects                  the bank's API objects, as `ObjectStore`
       .notices                  what owners are told, as `Notifier`
+      .servicing                nodes taken out of service, as `Nodes`
 
 By hand (`ManualClock`): `await cluster.advance(seconds)`; the same calls give the same cluster, and nobody sleeps.
 By itself (`SystemClock`): `async with cluster.running():`, in which a task does whatever is due.
@@ -15,7 +16,6 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,11 +34,12 @@ from gpubank.simulation.facts import workload_facts
 from gpubank.simulation.jobs import JobController, Names
 from gpubank.simulation.kubelet import Kubelet
 from gpubank.simulation.leases import SimulatedLeases
-from gpubank.simulation.manifests import DEFAULT_NAMESPACE, JobManifest, refuse_borrower
+from gpubank.simulation.manifests import DEFAULT_NAMESPACE, JobManifest, refuse
 from gpubank.simulation.nodes import Node, NodeBook
 from gpubank.simulation.objects import ObjectBook
 from gpubank.simulation.pulse import Pulse
 from gpubank.simulation.queues import Queue, QueueBook
+from gpubank.simulation.servicing import SimulatedNodes
 from gpubank.simulation.workloads import JobView, Workload
 
 _log = logging.getLogger(__name__)
@@ -85,14 +86,13 @@ class SimulatedCluster:
         self._timeline = Timeline(self.clock)
         self._home = home
         self._own_home: Path | None = None
-        self._nodes = NodeBook()
-        self._queues = QueueBook()
+        self._nodes, self._queues = NodeBook(), QueueBook()
         self._fence = Fence(self.timing.cycle)
-        kubelet = Kubelet(self._timeline, self.timing, self._nodes, self._pulse, self._pod_home)
-        self._kubelet = kubelet
+        kubelet = self._kubelet = Kubelet(self._timeline, self.timing, self._nodes, self._pulse, self._pod_home)
         self._jobs = JobController(self._timeline, self.timing, self._queues, kubelet, self._pulse, names)
         self._scheduler = self._jobs.scheduler
         self.leases = SimulatedLeases()
+        self.servicing = SimulatedNodes(self._nodes, self._pulse, self._jobs.evict, kubelet.place)
         self.fail_safe = SimulatedFailSafe(self._queues, self._scheduler.members, self._written)
 
     # -- QuotaBackend
@@ -182,8 +182,7 @@ class SimulatedCluster:
         Raises InvalidObjectError naming field, value, rule and remedy of everything that is wrong.
         """
         job = JobManifest.read(manifest)
-        if job.borrows:
-            refuse_borrower(job, self._max_termination(job.queue.removesuffix(BORROW_SUFFIX)))
+        refuse(job, self._limits(job.queue.removesuffix(BORROW_SUFFIX)))
         self._jobs.submit(job, self._priority(job))
 
     def list_jobs(self, namespace: str | None = None) -> tuple[JobView, ...]:
@@ -393,7 +392,6 @@ class SimulatedCluster:
             raise InvalidObjectError(f"{job.kind} {job.name!r}", (problem,))
         return self.priority_classes[job.priority_class]
 
-    def _max_termination(self, pool: str) -> timedelta:
+    def _limits(self, pool: str) -> PoolLimits:
         body = self.objects.peek("GPUPool", pool)
-        limits = GPUPool.from_wire(body).spec.limits if body is not None else PoolLimits()
-        return limits.max_termination
+        return GPUPool.from_wire(body).spec.limits if body is not None else PoolLimits()

@@ -173,6 +173,17 @@ class JobController:
             else:
                 self._replace(workload)
 
+    def evict(self, pod: Pod) -> None:
+        """End one pod with its grace, as the Eviction API does; its job makes another one."""
+        workload = self._owners.get(pod.uid)
+        self._kubelet.terminate(pod)
+        if workload is None:
+            return
+        if workload.suspendable:
+            self._timeline.after(self._timing.creation, lambda: self._fill(workload))
+        else:
+            self._replace(workload)
+
     # -- Workloads
 
     def _now(self) -> datetime:
@@ -224,7 +235,9 @@ class JobController:
 
     def _evict(self, workload: Workload) -> None:
         workload.evicting = False
-        if workload.finished or not workload.reserved:
+        back = workload.active and workload.evicted == DEACTIVATED  # switched on again before anybody had looked
+        workload.evicted = "" if back else workload.evicted
+        if workload.finished or not workload.reserved or back:
             return
         self._release(workload)
         for pod in tuple(workload.pods):

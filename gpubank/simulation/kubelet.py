@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -80,9 +81,12 @@ class Kubelet:
         if pod.terminating or pod.gone:
             return
         pod.terminating = True
+        pod.ends_by = self._timeline.clock.now() + timedelta(seconds=pod.grace)
         self._pulse.beat()
         if not pod.node:
             self.retire(pod)
+        elif pod.stuck:
+            return
         elif pod.process is not None:
             self._run(self._stop(pod, pod.process))
         else:
@@ -110,6 +114,16 @@ class Kubelet:
     def restart(self, pod: Pod) -> None:
         """Start a pod's command again, in the same pod, after a while."""
         self._timeline.after(self._timing.retry, lambda: self._start(pod))
+
+    def hold(self, uid: str, held: bool) -> bool:
+        """Let a pod stay although it has ended, as on a dead node or by a finalizer, or let it go."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            return False
+        pod.stuck = held
+        if not held and pod.terminating:
+            self.retire(pod)
+        return True
 
     def annotate(self, uid: str, annotations: Mapping[str, str]) -> bool:
         """Set annotations of a pod, as an update of the object would; False if the pod is gone."""

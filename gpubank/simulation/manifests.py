@@ -1,4 +1,4 @@
-"""Jobs and Deployments as a cluster takes them, and what a borrow queue refuses.
+"""Jobs and Deployments as a cluster takes them, and what a queue refuses.
 
 The same YAML goes to the simulation and to Kueue: a `batch/v1` Job or an `apps/v1` Deployment whose label
 `kueue.x-k8s.io/queue-name` names a LocalQueue. What the ValidatingAdmissionPolicy refuses on a cluster is refused
@@ -21,6 +21,7 @@ from gpubank.domain.contract import (
     WorkloadContract,
 )
 from gpubank.domain.errors import InvalidObjectError, Problem
+from gpubank.domain.pool import PoolLimits
 from gpubank.domain.refusal import shown
 from gpubank.simulation.commands import COMMAND_ANNOTATION, Command
 
@@ -212,11 +213,18 @@ class _Reader:
         return InvalidObjectError(f"{self._body.get('kind') or 'object'} {name!r}", self._problems)
 
 
-def refuse_borrower(manifest: JobManifest, max_termination: timedelta) -> None:
-    """Raise InvalidObjectError if a borrow queue does not admit the job, with every reason."""
-    problems = tuple(_borrow_problems(manifest, max_termination))
+def refuse(manifest: JobManifest, limits: PoolLimits) -> None:
+    """Raise InvalidObjectError if its queue does not admit the job, with every reason; `limits` are its pool's."""
+    problems = _borrow_problems(manifest, limits.max_termination) if manifest.borrows else []
+    allowed, named = limits.allowed_priority_classes, manifest.priority_class
+    if named and allowed and named not in allowed:
+        rule = f"the pool allows the priority classes {', '.join(allowed)}"
+        problems.append(Problem("priority class", shown(named), rule, "name one of them, or none"))
     if problems:
-        raise InvalidObjectError(f"{manifest.kind} {manifest.name!r} in the borrow queue {manifest.queue!r}", problems)
+        side = "borrow " if manifest.borrows else ""
+        raise InvalidObjectError(
+            f"{manifest.kind} {manifest.name!r} in the {side}queue {manifest.queue!r}", tuple(problems)
+        )
 
 
 def _borrow_problems(manifest: JobManifest, max_termination: timedelta) -> list[Problem]:

@@ -17,6 +17,9 @@ class Node:
     ready: bool = True
     """Ready and schedulable; pods that stand on it stay when it is not."""
 
+    cordoned_by: str = ""
+    """Who closed it for new pods; empty while it is open."""
+
     foreign: int = 0
     """GPUs of pods that no queue of ours knows."""
 
@@ -39,7 +42,7 @@ class Node:
 
     def facts(self) -> NodeFacts:
         """Say what the bank may know of it."""
-        return NodeFacts(name=self.name, gpus=self.gpus, used=self.used, ready=self.ready)
+        return NodeFacts(name=self.name, gpus=self.gpus, used=self.used, ready=self.ready and not self.cordoned_by)
 
 
 class NodeBook:
@@ -52,7 +55,7 @@ class NodeBook:
         """Add a node, or replace what its namesake says without touching the pods on it."""
         before = self._nodes.get(node.name)
         if before is not None:
-            node.pods, node.foreign = before.pods, before.foreign
+            node.pods, node.foreign, node.cordoned_by = before.pods, before.foreign, before.cordoned_by
         self._nodes[node.name] = node
 
     def get(self, name: str) -> Node:
@@ -60,6 +63,10 @@ class NodeBook:
         if name not in self._nodes:
             raise KeyError(f"no node {name!r}; there are {', '.join(sorted(self._nodes)) or 'none'}")
         return self._nodes[name]
+
+    def find(self, name: str) -> Node | None:
+        """Return the node, or None where there is none."""
+        return self._nodes.get(name)
 
     def drop(self, name: str) -> tuple[Pod, ...]:
         """Remove a node and return the pods that are lost with it."""
@@ -79,7 +86,11 @@ class NodeBook:
         """
         placed = []
         for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.order)):
-            fitting = [node for node in self.with_labels(pod.selector) if node.ready and node.free >= pod.gpus]
+            fitting = [
+                node
+                for node in self.with_labels(pod.selector)
+                if node.ready and not node.cordoned_by and node.free >= pod.gpus
+            ]
             if fitting:
                 best = min(fitting, key=lambda node: (node.free, node.name))
                 best.pods[pod.uid] = pod

@@ -47,6 +47,12 @@ class Pod:
     ip: str = ""
     running: bool = False
     terminating: bool = False
+    ends_by: datetime | None = None
+    """When its grace ends, once it is told to end."""
+
+    stuck: bool = False
+    """Does not go although it has ended: its node is dead, or a finalizer holds it."""
+
     gone: bool = False
     process: LocalProcess | None = None
 

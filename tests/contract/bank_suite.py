@@ -130,7 +130,7 @@ class BankSuite:
         creditor = (await bank.lines(job="precious"))[0].lender
         owner, other = ("vision", "audio") if creditor == bank.name("vision") else ("audio", "vision")
         before = await bank.workload("precious")
-        async with bank.forbidden(_touches(before), "the precious job was touched"):
+        async with bank.forbidden(touches(before), "the precious job was touched"):
             await bank.own(owner, "serve")
             await bank.placed("serve")
             await bank.demand_met(owner)
@@ -149,7 +149,7 @@ class BankSuite:
         assert [line.lender for line in await bank.lines(job="train")] == [bank.name("vision")]
         await bank.finish("audio", "busy")
         await bank.until_facts(lambda facts: not _own(facts, bank.name("audio")), "the GPUs of audio are idle")
-        async with bank.forbidden(_touches(before), "the borrower was touched"):
+        async with bank.forbidden(touches(before), "the borrower was touched"):
             await bank.own("vision", "serve")
             await bank.placed("serve")
             await bank.demand_met("vision")
@@ -183,7 +183,7 @@ class BankSuite:
         await bank.agree((8, 4, 4), vision=8, audio=8, search=0)
         await bank.borrow("search", "whole")
         split = await bank.borrow("search", "split", pods=2)  # newer, so the first choice if nodes did not matter
-        async with bank.forbidden(_touches(split), "a job was stopped whose nodes are too small"):
+        async with bank.forbidden(touches(split), "a job was stopped whose nodes are too small"):
             await bank.own("vision", "serve")
             await bank.placed("serve")
             await bank.demand_met("vision")
@@ -206,7 +206,7 @@ class BankSuite:
         await bank.own("vision", "serve")
         await bank.loan_in("train", LoanPhase.CHECKPOINTING)
         await bank.freeze(True)
-        async with bank.forbidden(_touches(before), "a job was stopped in a frozen pool"):
+        async with bank.forbidden(touches(before), "a job was stopped in a frozen pool"):
             await asyncio.sleep(1.0)
             gate.touch()
             await bank.loan_in("train", LoanPhase.DURABLE, LoanPhase.STOPPING)
@@ -222,7 +222,7 @@ class BankSuite:
         await bank.agree((8, 8), vision=16, search=search)
         await bank.borrow("search", "older", trains=bank.gate(opened=True))
         mute = await bank.borrow("search", "mute", trains=bank.gate())
-        async with bank.forbidden(_touches(mute), "a protected job was stopped"):
+        async with bank.forbidden(touches(mute), "a protected job was stopped"):
             await bank.own("vision", "serve")
             await bank.placed("serve")
             await bank.demand_met("vision")
@@ -290,7 +290,7 @@ def _quota(facts: PoolFacts, group: str) -> int | None:
     return queue.nominal if queue is not None else None
 
 
-class _touches:  # noqa: N801 - reads as a verb where it is used
+class touches:  # noqa: N801 - reads as a verb where it is used
     """Whether a job is not as it was: stopped, evicted, or on other pods."""
 
     def __init__(self, before: WorkloadFacts) -> None:
@@ -303,4 +303,4 @@ class _touches:  # noqa: N801 - reads as a verb where it is used
         return {pod.uid for pod in now.pod_facts if not pod.terminating} != self._pods
 
 
-__all__ = ["BankSuite"]
+__all__ = ["BankSuite", "touches"]

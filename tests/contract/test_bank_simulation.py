@@ -12,6 +12,7 @@ from gpubank.adapters.ledger import SqlLedger
 from gpubank.embedded.bank import EmbeddedBank, embedded_bank
 from gpubank.settings import Settings
 from tests.contract.bank_suite import BankSuite
+from tests.contract.lease_suite import LeaseSuite
 from tests.contract.simulated_world import SimulatedWorld
 from tests.support.bank import Bank
 
@@ -36,7 +37,7 @@ async def leaving() -> AsyncIterator[list[asyncio.Task[None]]]:
     await asyncio.gather(*tasks)
 
 
-class TestSimulation(BankSuite):
+class TestSimulation(BankSuite, LeaseSuite):
     @pytest_asyncio.fixture(loop_scope="module")
     async def bank(
         self, embedded: EmbeddedBank, leaving: list[asyncio.Task[None]], tmp_path: Path

@@ -1,8 +1,8 @@
 """A broken or hostile trainer behind the HTTP transport."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from typing import Any
 
 import httpx2
@@ -19,86 +19,13 @@ from gpubank.domain.checkpoint import (
 )
 from gpubank.domain.contract import Transport
 from gpubank.domain.errors import BackendError
+from tests.fakes.plays import Play, Server, drips, hangs, hangs_up, pours, replies, status
 
 UID = "pod-uid-1"
 
 
 def request(name: str = "loan/local/uid-1/1", epoch: int = 1, reason: str = "wanted back") -> CheckpointRequest:
     return CheckpointRequest(id=name, epoch=epoch, deadline=datetime.now(UTC) + timedelta(minutes=10), reason=reason)
-
-
-Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-def replies(content: bytes) -> Play:
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(content)
-        await writer.drain()
-
-    return play
-
-
-def status(line: str, body: bytes = b"", *headers: str) -> Play:
-    head = "\r\n".join([f"HTTP/1.1 {line}", f"Content-Length: {len(body)}", *headers, "", ""])
-    return replies(head.encode() + body)
-
-
-async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()  # until the bank gives up
-
-
-async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n")
-    while True:
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(0.01)
-
-
-async def pours(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n")
-    while True:
-        writer.write(b" " * 100_000)
-        await writer.drain()
-
-
-async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-
-
-class Server:
-    """Plays one part on a free port of this machine."""
-
-    def __init__(self, play: Play) -> None:
-        self._play = play
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.calls = 0
-
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self.calls += 1
-        try:
-            await self._play(reader, writer)
-        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
 
 
 def http_target(endpoint: str, pod_ip: str = "") -> CheckpointTarget:
@@ -191,6 +118,22 @@ async def test_nobody_listening_is_a_failure_that_may_pass() -> None:
         ("http://127.0.0.1:8471", "127.0.0.1", "neither the pod's address"),
         ("http://[::1]:8471", "10.1.2.3", "neither the pod's address"),
         ("http://[::ffff:127.0.0.1]:8471", "10.1.2.3", "neither the pod's address"),
+        ("http://[::ffff:169.254.169.254]", "169.254.169.254", "neither the pod's address"),
+        ("http://[fe80::1%25eth0]", "10.1.2.3", "neither the pod's address"),
+        ("http://0.0.0.0:8471", "0.0.0.0", "neither the pod's address"),
+        ("http://[::]:8471", "::", "neither the pod's address"),
+        ("http://255.255.255.255", "255.255.255.255", "neither the pod's address"),
+        ("http://224.0.0.1", "224.0.0.1", "neither the pod's address"),
+        ("http://168.63.129.16", "168.63.129.16", "neither the pod's address"),
+        ("http://[fd00:ec2::254]", "fd00:ec2::254", "neither the pod's address"),
+        ("http://0x7f000001", "10.1.2.3", "must be an IP address"),
+        ("http://0177.0.0.1", "10.1.2.3", "must be an IP address"),
+        ("http://127.1", "10.1.2.3", "must be an IP address"),
+        ("http://10.1.2.3.nip.io", "10.1.2.3", "must be an IP address"),
+        ("http://10.1.2.3@10.9.9.9", "10.1.2.3", "scheme, host and port only"),
+        ("http://10.9.9.9#@10.1.2.3", "10.1.2.3", "scheme, host and port only"),
+        ("http://10.1.2.3\\@10.9.9.9", "10.1.2.3", "scheme, host and port only"),
+        ("http://kubernetes.default.svc:443", "10.1.2.3", "must be an IP address"),
         ("http://10.1.2.3:99999", "10.1.2.3", "Port out of range"),
         ("http://[", "10.1.2.3", "Invalid IPv6"),
     ],
@@ -230,4 +173,44 @@ async def test_pods_own_address_and_allowed_networks_are_called(
     http = HttpHook(rules=AddressRules(networks=networks), transport=httpx2.MockTransport(answers))
     assert (await http.request(http_target(endpoint, pod_ip), request())).state is CheckpointState.ACCEPTED
     assert called == [url]
+    await http.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "::1", "169.254.169.254", "::ffff:169.254.169.254", "0.0.0.0", "100.100.100.200", "fd00:ec2::254"],
+)
+def test_a_wide_network_opens_neither_this_machine_nor_metadata(address: str) -> None:
+    rules = AddressRules(networks=("0.0.0.0/0", "::/0"))
+    assert not rules.allows(ip_address(address), pod_ip="10.1.2.3")
+    assert rules.allows(ip_address("10.9.9.9"), pod_ip="10.1.2.3")
+    assert rules.allows(ip_address("::ffff:10.9.9.9"), pod_ip="10.1.2.3")
+
+
+async def test_what_came_before_an_answer_without_end_is_not_waited_for() -> None:
+    """Answers of status 100 may come as often as a server likes before the one that counts."""
+
+    async def hints(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    http = HttpHook(rules=AddressRules(loopback=True), timeout=timedelta(seconds=0.5))
+    async with Server(hints) as endpoint:
+        with pytest.raises(BackendError, match=r"did not answer within|cannot be reached"):
+            await http.answer(http_target(endpoint), "r-1")
+    await http.close()
+
+
+async def test_a_request_id_is_one_part_of_the_path_whatever_it_says() -> None:
+    called: list[str] = []
+
+    def answers(call: Any) -> Any:
+        called.append(call.url.raw_path.decode())
+        return httpx2.Response(404, stream=httpx2.ByteStream(b"{}"))
+
+    http = HttpHook(transport=httpx2.MockTransport(answers))
+    assert await http.answer(http_target("8471", "10.1.2.3"), "../../admin?x=1#y\r\nHost: z") is None
+    assert called == ["/v1/checkpoint/..%2F..%2Fadmin%3Fx%3D1%23y%0D%0AHost%3A%20z"]
     await http.close()

@@ -2,12 +2,9 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
@@ -25,8 +22,29 @@ from gpubank.domain.checkpoint import (
 )
 from gpubank.domain.contract import Transport
 from gpubank.domain.errors import BackendError
-from gpubank.hook import Answer, Hook
-from gpubank.hook.protocol import parse_request
+from tests.fakes.written import (
+    Written,
+    absolute,
+    directory,
+    extra,
+    flipped,
+    folder_link_out,
+    link_inside,
+    link_out,
+    link_to_itself,
+    manifest_gone,
+    manifest_huge,
+    manifest_swapped,
+    missing,
+    of_another_pod,
+    of_another_request,
+    other_scheme,
+    pipe,
+    stale,
+    traversal,
+    truncated,
+    write,
+)
 
 UID = "pod-uid-1"
 HASHES = AttestPolicy(check_hashes=True)
@@ -36,131 +54,9 @@ def request(name: str = "loan/local/uid-1/1", epoch: int = 1, reason: str = "wan
     return CheckpointRequest(id=name, epoch=epoch, deadline=datetime.now(UTC) + timedelta(minutes=10), reason=reason)
 
 
-@dataclass
-class Written:
-    """A true checkpoint on a local folder, to be tampered with."""
-
-    folder: Path
-    root: Path
-    claim: dict[str, Any]
-
-    def manifest(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "manifest.json").read_bytes())
-        return found
-
-    def rewrite(self, **changes: Any) -> None:
-        """Change the manifest, and the claim so that it fits."""
-        manifest = {**self.manifest(), **changes}
-        raw = json.dumps(manifest).encode()
-        (self.folder / "manifest.json").write_bytes(raw)
-        self.claim["manifest"].update(
-            sha256=hashlib.sha256(raw).hexdigest(),
-            files=len(manifest["files"]),
-            bytes=sum(each["size"] for each in manifest["files"]),
-        )
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    claims: list[Answer] = []
-    hook = Hook(tmp_path / "team" / "run", uid=UID, on_status=claims.append)
-    hook._desk.ask(_request_of(request("r-1")))
-    hook.save(7, lambda folder: (folder / "weights.bin").write_bytes(b"w" * 1000), hook.requested(7))
-    latest = hook.latest()
-    assert latest is not None
-    return Written(latest.path, tmp_path / "team", claims[-1])
-
-
-def _request_of(asked: CheckpointRequest) -> Any:
-    return parse_request(asked.to_wire().encode())
-
-
-def truncated(written: Written) -> None:
-    (written.folder / "weights.bin").write_bytes(b"w" * 999)
-
-
-def missing(written: Written) -> None:
-    (written.folder / "weights.bin").unlink()
-
-
-def flipped(written: Written) -> None:
-    (written.folder / "weights.bin").write_bytes(b"w" * 999 + b"x")
-
-
-def extra(written: Written) -> None:
-    (written.folder / "debug.log").write_bytes(b"more")
-
-
-def stale(written: Written) -> None:
-    written.claim["step"] = 4
-    written.rewrite(step=4)
-
-
-def of_another_request(written: Written) -> None:
-    written.rewrite(requestId="r-0")
-
-
-def of_another_pod(written: Written) -> None:
-    written.rewrite(trainerUID="pod-uid-0")
-
-
-def manifest_gone(written: Written) -> None:
-    (written.folder / "manifest.json").unlink()
-
-
-def manifest_huge(written: Written) -> None:
-    with (written.folder / "manifest.json").open("r+b") as file:
-        file.truncate(100_000_000_000)
-
-
-def manifest_swapped(written: Written) -> None:
-    (written.folder / "manifest.json").write_bytes(b"{}")
-
-
-def traversal(written: Written) -> None:
-    (written.root / "outside.bin").write_bytes(b"w")
-    written.rewrite(files=[{"path": "../../outside.bin", "size": 1, "sha256": "0" * 64}])
-
-
-def absolute(written: Written) -> None:
-    written.rewrite(files=[{"path": "/etc/hostname", "size": 1, "sha256": "0" * 64}])
-
-
-def link_out(written: Written) -> None:
-    outside = written.root.parent / "outside.bin"
-    outside.write_bytes(b"w" * 1000)
-    (written.folder / "weights.bin").unlink()
-    (written.folder / "weights.bin").symlink_to(outside)
-
-
-def folder_link_out(written: Written) -> None:
-    outside = written.root.parent / "outside"
-    written.folder.rename(outside)
-    written.folder.symlink_to(outside)
-
-
-def link_to_itself(written: Written) -> None:
-    (written.folder / "weights.bin").unlink()
-    (written.folder / "weights.bin").symlink_to("weights.bin")
-
-
-def link_inside(written: Written) -> None:
-    (written.folder / "weights.bin").rename(written.folder / "blob")
-    (written.folder / "weights.bin").symlink_to("blob")
-
-
-def pipe(written: Written) -> None:
-    (written.folder / "weights.bin").unlink()
-    os.mkfifo(written.folder / "weights.bin")
-
-
-def directory(written: Written) -> None:
-    (written.folder / "weights.bin").unlink()
-    (written.folder / "weights.bin").mkdir()
-
-
-def other_scheme(written: Written) -> None:
-    written.claim["uri"] = "http://127.0.0.1:1/run"
+    return write(tmp_path / "team" / "run", request("r-1"), uid=UID, root=tmp_path / "team")
 
 
 @pytest.mark.parametrize(
@@ -239,3 +135,12 @@ async def test_driver_that_is_not_there_is_a_failure_of_the_storage_and_no_verdi
     with pytest.raises(BackendError, match="cannot be read"):
         await storage.read_manifest("nonsense://a/b", prefix="nonsense://a", max_bytes=9)
     storage.close()
+
+
+async def test_a_checkpoint_of_very_many_files_is_looked_at_in_parts_and_in_order(tmp_path: Path) -> None:
+    for number in range(0, 3000, 3):
+        (tmp_path / f"{number}").write_bytes(b"x" * (number % 7))
+    storage, prefix = FsspecStorage(threads=4), tmp_path.as_uri()
+    found = await storage.look_at([f"{prefix}/{number}" for number in range(3000)], prefix=prefix, hashes=False)
+    storage.close()
+    assert found == [None if number % 3 else FileFact(size=number % 7) for number in range(3000)]

@@ -103,6 +103,18 @@ def test_a_pods_devices_stay_its_own_after_its_death_as_a_tombstone(running: Run
     assert running.holders() == before
 
 
+def test_a_pod_that_ends_while_the_exporter_restarts_keeps_its_last_samples(running: Running) -> None:
+    before = running.holders()
+    bench.end(running.process)
+    running.sockets.pods = running.sockets.pods[1:]
+    again = bench.start(running.folder, running.port)
+    try:
+        running.until(lambda: running.value("gpubank_attribution_tombstones") == 1)
+        assert running.holders() == before
+    finally:
+        bench.end(again)
+
+
 def test_while_the_kubelet_refuses_the_last_holders_are_shown_with_their_age(running: Running) -> None:
     before = running.holders()
     running.sockets.refuse = grpc.StatusCode.UNAVAILABLE
@@ -140,7 +152,7 @@ def test_it_ends_soon_and_cleanly_when_asked_to(running: Running) -> None:
 
 def test_impossible_settings_end_it_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "exporter.yaml").write_text("show: {dialect: klingon}\n")
-    command = [sys.executable, "-m", "nodeagent.exporter.main", "--config", str(tmp_path)]
+    command = [sys.executable, "-m", "nodeagent.exporter", "--config", str(tmp_path)]
     done: Any = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("gpubank-exporter: ")

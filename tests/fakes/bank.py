@@ -42,10 +42,10 @@ HOOK: Mapping[str, str] = {
 class TermsBoard:
     """Implements `TermsSource`; tests change what it says."""
 
-    def __init__(self, cluster: str, guarantees: Mapping[str, int]) -> None:
+    def __init__(self, cluster: str, guarantees: Mapping[str, int], pool: str = POOL) -> None:
         self.now = PoolTerms(
             cluster=cluster,
-            pool=POOL,
+            pool=pool,
             resource_name=DEFAULT_RESOURCE,
             capacity=sum(guarantees.values()),
             groups=tuple(
@@ -67,8 +67,11 @@ class TermsBoard:
             fail_safe_after=timedelta(minutes=5),
         )
 
+        self.gone = False
+        """Whether the pool's object is gone."""
+
     async def terms(self, pool: str) -> PoolTerms | None:
-        return self.now if pool == self.now.pool else None
+        return self.now if pool == self.now.pool and not self.gone else None
 
     def set(self, **update: Any) -> None:
         """Change terms of the pool."""
@@ -89,11 +92,19 @@ class TermsBoard:
 class FakeBank:
     """What a test does with a bank."""
 
-    def __init__(self, world: SimulatedWorld, client: BankClient, guarantees: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        world: SimulatedWorld,
+        client: BankClient,
+        guarantees: Mapping[str, int],
+        *,
+        ledger: MemoryLedger | None = None,
+        trainers: Trainers | None = None,
+    ) -> None:
         self.world, self.client = world, client
-        self.cluster, self.pool = world.cluster, POOL
-        self.ledger, self.trainers = MemoryLedger(), Trainers()
-        self.terms = TermsBoard(world.cluster, guarantees)
+        self.cluster, self.pool = world.cluster, world.pool
+        self.ledger, self.trainers = ledger or MemoryLedger(), trainers or Trainers()
+        self.terms = TermsBoard(world.cluster, guarantees, self.pool)
         simulated = world.simulated
         self.ports = Ports(
             quota=simulated,
@@ -103,19 +114,23 @@ class FakeBank:
             hook=self.trainers,
             storage=self.trainers,
             leases=simulated.leases,
+            nodes=simulated.servicing,
         )
         self.loop = PoolLoop(
             world.cluster,
-            POOL,
+            self.pool,
             backend=simulated,
             ledger=self.ledger,
             processes=client,
             notifier=simulated.notices,
-            terms=lambda: self.terms.now,
+            terms=lambda: None if self.terms.gone else self.terms.now,
             now=lambda: datetime.now(UTC),
             leases=simulated.leases,
             resync=timedelta(seconds=2),
         )
+        self.look = LOOK
+        """Seconds between two looks."""
+
         self._workers: tuple[Worker, ...] = ()
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -155,21 +170,21 @@ class FakeBank:
         """See a job's pods on nodes."""
 
         async def look() -> WorkloadFacts | None:
-            workload = job_of(await self.world.backend.observe(POOL), name)
+            workload = job_of(await self.world.backend.observe(self.pool), name)
             return workload if workload is not None and workload.placed else None
 
         return await self.until(look, f"{name} is placed", timeout)
 
     async def workload(self, name: str) -> WorkloadFacts | None:
-        return job_of(await self.world.backend.observe(POOL), name)
+        return job_of(await self.world.backend.observe(self.pool), name)
 
     # ---- books and processes
 
     async def demands(self) -> tuple[Demand, ...]:
-        return (await self.ledger.books(self.cluster, POOL)).demands
+        return (await self.ledger.books(self.cluster, self.pool)).demands
 
     async def lines(self) -> tuple[Line, ...]:
-        return (await self.ledger.books(self.cluster, POOL)).lines
+        return (await self.ledger.books(self.cluster, self.pool)).lines
 
     async def nothing_open(self) -> bool:
         """Whether no line is open."""
@@ -183,7 +198,7 @@ class FakeBank:
         return loan_id(self.cluster, workload.key.uid)
 
     def reclaim(self, lender: str) -> str:
-        return reclaim_id(self.cluster, POOL, lender)
+        return reclaim_id(self.cluster, self.pool, lender)
 
     async def loan_in(self, workload: WorkloadFacts, *phases: LoanPhase, timeout: float = 60) -> LoanState:
         """See a Loan in one of the phases."""
@@ -221,19 +236,19 @@ class FakeBank:
                 return found
             if asyncio.get_running_loop().time() > end:
                 raise AssertionError(f"not within {timeout} s: {what}\n{await self.story()}")
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(self.look)
 
     async def holds(self, check: Callable[[], Awaitable[bool]], seconds: float) -> None:
         """See that something stays true."""
         end = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < end:
             assert await check(), await self.story()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(self.look)
 
     async def story(self) -> str:
         """Everything that helps to understand a failed test."""
-        books = await self.ledger.books(self.cluster, POOL)
-        facts = await self.world.backend.observe(POOL)
+        books = await self.ledger.books(self.cluster, self.pool)
+        facts = await self.world.backend.observe(self.pool)
         lines = [f"loop: {self.loop.problem}", "transactions:"]
         lines += [f"  {tx.at:%H:%M:%S.%f} {tx.actor}: {tx.note or tx.key}" for tx in self.ledger.history]
         lines += ["open lines:"] + [f"  {x.line_id} {x.lender}->{x.borrower} {x.gpus} {x.state}" for x in books.lines]

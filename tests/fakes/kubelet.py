@@ -1,7 +1,9 @@
 """A kubelet's device manager, with the behaviour that a plugin has to live with, and that a real one rarely shows.
 
 - Register checks version and name, and calls GetDevicePluginOptions back before it returns.
-- A second registration of a resource replaces the first.
+- A second registration of a resource on another socket takes the first one's place; the first one's end hurts nobody.
+- A second one on the same socket is refused while the first connection stands, and the kubelet then misses its end:
+  that path is refused until the kubelet restarts.
 - A start removes every socket of the folder, keeps the checkpoint, and makes kubelet.sock anew.
 - Every ListAndWatch message is the whole truth; an empty one leaves the resource with capacity 0.
 - When a stream ends, all its devices are unhealthy at once; the resource is forgotten after five minutes.
@@ -68,6 +70,8 @@ class Endpoint:
     stub: "api_pb2_grpc.DevicePluginAsyncStub"
     task: asyncio.Task[None] | None = None
     stopped: bool = False
+    forgotten: bool = False
+    """Whether its end will be missed."""
 
 
 class FakeKubelet:
@@ -86,7 +90,13 @@ class FakeKubelet:
 
         self.pods: dict[str, Pod] = {}
         self.refuse_registration = False
+        self.lost_answers = 0
+        """How many of the next registrations are carried out and answered with an error all the same."""
+
         self._endpoints: dict[str, Endpoint] = {}
+        """The one that is asked, by resource."""
+        self._connected: dict[str, dict[Path, Endpoint]] = {}
+        """Every one that is believed to be connected."""
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Condition()
 
@@ -104,9 +114,11 @@ class FakeKubelet:
 
     async def stop(self) -> None:
         """Stop as a process does: streams and socket end, what pods hold stays in the checkpoint."""
-        for endpoint in list(self._endpoints.values()):
+        everyone = [*self._endpoints.values(), *(each for store in self._connected.values() for each in store.values())]
+        for endpoint in {id(each): each for each in everyone}.values():
             await self._drop(endpoint)
         self._endpoints.clear()
+        self._connected.clear()
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
@@ -201,10 +213,10 @@ class FakeKubelet:
         free = sorted(self.healthy(resource) - self.in_use(resource))
         if endpoint is None or endpoint.stopped or len(free) < count:
             raise AdmissionError(
-                f"requested number of devices unavailable for {resource}: {count}, there are {len(free)}"
+                f"requested number of devices unavailable for {resource}. Requested: {count}, Available: {len(free)}"
             )
         try:
-            chosen = await self._preferred(endpoint, free, count) if count < len(free) else free
+            chosen = sorted(await self._preferred(endpoint, free, count))
             request = api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=chosen)])
             answer = await endpoint.stub.Allocate(request)
         except grpc.aio.AioRpcError as error:
@@ -252,6 +264,7 @@ class FakeKubelet:
         if not _NAME.fullmatch(request.resource_name) or request.resource_name.startswith("kubernetes.io/"):
             return f"the ResourceName {request.resource_name!r} is invalid"
         path = self.folder / request.endpoint
+        store = self._connected.setdefault(request.resource_name, {})
         channel = grpc.aio.insecure_channel(f"unix://{path}", options=AUTHORITY)
         stub: Any = api_pb2_grpc.DevicePluginStub(channel)
         try:
@@ -259,14 +272,19 @@ class FakeKubelet:
         except grpc.aio.AioRpcError as error:
             await channel.close()
             return f"failed to dial device plugin: {error.details()}"
-        if (old := self._endpoints.get(request.resource_name)) is not None:
-            await self._drop(old)
+        if (old := store.get(path)) is not None:
+            old.forgotten = True
+            await channel.close()
+            return f"device plugin already connected: {path}"
         endpoint = Endpoint(request.resource_name, path, options, channel, stub)
-        self._endpoints[request.resource_name] = endpoint
+        self._endpoints[request.resource_name] = store[path] = endpoint
         endpoint.task = asyncio.create_task(self._watch(endpoint))
         async with self._changed:
             self.registrations.append(request.resource_name)
             self._changed.notify_all()
+        if self.lost_answers:
+            self.lost_answers -= 1
+            return "the answer is lost"
         return ""
 
     async def _watch(self, endpoint: Endpoint) -> None:
@@ -279,12 +297,18 @@ class FakeKubelet:
                     self._changed.notify_all()
         except grpc.aio.AioRpcError:
             pass
+        if endpoint.forgotten:
+            return
         endpoint.stopped = True
-        if self._endpoints.get(resource) is endpoint:
-            async with self._changed:
-                for device in self.devices.get(resource, {}).values():
-                    device.health = "Unhealthy"
-                self._changed.notify_all()
+        store = self._connected.get(resource, {})
+        store.pop(endpoint.path, None)
+        if store:
+            self._endpoints[resource] = next(iter(store.values()))
+            return
+        async with self._changed:
+            for device in self.devices.get(resource, {}).values():
+                device.health = "Unhealthy"
+            self._changed.notify_all()
 
     async def _drop(self, endpoint: Endpoint) -> None:
         if endpoint.task is not None:

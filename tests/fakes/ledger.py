@@ -16,7 +16,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self._books: dict[tuple[str, str], Books] = {}
-        self._keys: set[str] = set()
+        self._keys: set[tuple[str, str, str]] = set()
         self.rows: dict[str, Line] = {}
         """Every line that ever was, as it is now."""
 
@@ -31,10 +31,11 @@ class MemoryLedger:
 
     async def commit(self, transaction: Transaction) -> Books:
         before = await self.books(transaction.cluster, transaction.pool)
-        if transaction.key in self._keys:
+        key = (transaction.cluster, transaction.pool, transaction.key)
+        if key in self._keys:
             return before
         applied = before.applied(transaction)
-        self._keys.add(transaction.key)
+        self._keys.add(key)
         self._books[transaction.cluster, transaction.pool] = applied.books
         self.rows |= {line.line_id: line for line in applied.lines}
         self.history.append(transaction)

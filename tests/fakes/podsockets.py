@@ -1,10 +1,11 @@
 """A kubelet's PodResources and Pods API on real sockets: it says what it is told to say, late or never if need be."""
 
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -12,6 +13,9 @@ from nodeagent.pb.podresources import api_pb2 as resources
 from nodeagent.pb.podresources import api_pb2_grpc as resources_grpc
 from nodeagent.pb.pods import api_pb2 as pods
 from nodeagent.pb.pods import api_pb2_grpc as pods_grpc
+
+_WATCH_SECONDS: Final = 0.05
+"""Between two looks for changes that a watch is told."""
 
 
 @dataclass
@@ -27,6 +31,9 @@ class FakePod:
     claims: list[tuple[str, str, str]] = field(default_factory=list)
     """Driver, pool, device."""
 
+    containers: dict[str, list[tuple[str, str, int | None]]] | None = None
+    """Resource, device and NUMA node by container, where there are more than `main`."""
+
 
 class PodSockets:
     """Serves both APIs until closed."""
@@ -36,6 +43,8 @@ class PodSockets:
         self.pods: list[FakePod] = []
         self.running: list[FakePod] | None = None
         """What the Pods API says; None says the same as PodResources."""
+        self.all_devices: Callable[[], Mapping[str, Sequence[tuple[str, int | None]]]] = dict
+        """Every device of the node and its NUMA node, by resource."""
         self.refuse: grpc.StatusCode | None = None
         self.hang = threading.Event()
         self.released = threading.Event()
@@ -51,6 +60,10 @@ class PodSockets:
         """Stop serving."""
         self.released.set()
         self._server.stop(grace=None).wait()
+
+    def known(self) -> Sequence[FakePod]:
+        """Return what the Pods API knows."""
+        return self.pods if self.running is None else self.running
 
     def before_answer(self, context: Any) -> None:
         """Hang or refuse, if told to."""
@@ -69,11 +82,21 @@ class _Resources(resources_grpc.PodResourcesListerServicer):
         self._sockets.before_answer(context)
         return resources.ListPodResourcesResponse(pod_resources=[_resources(pod) for pod in self._sockets.pods])
 
-    def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+    def Get(self, request: Any, context: Any) -> resources.GetPodResourcesResponse:  # noqa: N802
+        self._sockets.before_answer(context)
+        for pod in self._sockets.pods:
+            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return resources.GetPodResourcesResponse(pod_resources=_resources(pod))
+        what = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        context.abort(grpc.StatusCode.UNKNOWN, what)
+        raise AssertionError("abort raises")
 
-    def GetAllocatableResources(self, request: Any, context: Any) -> Any:  # noqa: N802
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+    def GetAllocatableResources(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> resources.AllocatableResourcesResponse:
+        self._sockets.before_answer(context)
+        devices = [_device(name, each, numa) for name, ids in self._sockets.all_devices().items() for each, numa in ids]
+        return resources.AllocatableResourcesResponse(devices=devices)
 
 
 class _Pods(pods_grpc.PodsServicer):
@@ -82,17 +105,52 @@ class _Pods(pods_grpc.PodsServicer):
 
     def ListPods(self, request: Any, context: Any) -> pods.ListPodsResponse:  # noqa: N802
         self._sockets.before_answer(context)
-        running = self._sockets.pods if self._sockets.running is None else self._sockets.running
-        return pods.ListPodsResponse(pods=[pod_bytes(pod.namespace, pod.name, pod.uid) for pod in running])
+        return pods.ListPodsResponse(pods=[_marshalled(pod) for pod in self._sockets.known()])
 
-    def GetPod(self, request: Any, context: Any) -> Any:  # noqa: N802
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+    def GetPod(self, request: Any, context: Any) -> pods.GetPodResponse:  # noqa: N802
+        self._sockets.before_answer(context)
+        for pod in self._sockets.known():
+            if pod.uid == request.podUID:
+                return pods.GetPodResponse(pod=_marshalled(pod))
+        context.abort(grpc.StatusCode.NOT_FOUND, f"pod with UID {request.podUID} not found")
+        raise AssertionError("abort raises")
 
-    def WatchPods(self, request: Any, context: Any) -> Any:  # noqa: N802
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody asks for it")
+    def WatchPods(self, request: Any, context: Any) -> Iterator[pods.WatchPodsEvent]:  # noqa: N802
+        self._sockets.before_answer(context)
+        known = {pod.uid: pod for pod in self._sockets.known()}
+        for pod in known.values():
+            yield pods.WatchPodsEvent(type=pods.ADDED, pod=_marshalled(pod))
+        yield pods.WatchPodsEvent(type=pods.INITIAL_SYNC_COMPLETE)
+        while context.is_active() and not self._sockets.released.wait(_WATCH_SECONDS):
+            now = {pod.uid: pod for pod in self._sockets.known()}
+            for uid in now.keys() - known.keys():
+                yield pods.WatchPodsEvent(type=pods.ADDED, pod=_marshalled(now[uid]))
+            for uid in known.keys() - now.keys():
+                yield pods.WatchPodsEvent(type=pods.DELETED, pod=_marshalled(known[uid]))
+            known = now
+
+
+def _device(resource: str, device: str, numa: int | None) -> resources.ContainerDevices:
+    topology = resources.TopologyInfo(nodes=[resources.NUMANode(ID=numa)]) if numa is not None else None
+    return resources.ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
+
+
+def _marshalled(pod: FakePod) -> bytes:
+    return pod_bytes(pod.namespace, pod.name, pod.uid)
 
 
 def _resources(pod: FakePod) -> resources.PodResources:
+    if pod.containers is not None:
+        return resources.PodResources(
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=[
+                resources.ContainerResources(
+                    name=name, devices=[_device(resource, each, numa) for resource, each, numa in held]
+                )
+                for name, held in pod.containers.items()
+            ],
+        )
     devices = [resources.ContainerDevices(resource_name=name, device_ids=ids) for name, ids in pod.devices.items()]
     claims = [
         resources.ClaimResource(driver_name=driver, pool_name=pool, device_name=device)

@@ -15,12 +15,15 @@ from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kueue.failsafe import KueueFailSafe
 from gpubank.adapters.kubernetes.leases import KubernetesLeases
 from gpubank.agreements import Agreements
+from gpubank.domain.incident import IncidentPhase, IncidentWord, incident_id
 from gpubank.domain.loan import LineState
 from gpubank.domain.recall import LoanPhase
 from gpubank.domain.terms import PoolTerms
 from gpubank.lab.bank import SYSTEM_NAMESPACE
 from gpubank.watchdog.main import teller
 from gpubank.watchdog.watchdog import Watchdog
+from tests.contract.lease_suite import asked, gone
+from tests.fakes.node import FakeNode
 from tests.support import restricted
 from tests.support.bank import Bank
 from tests.support.restricted import PROCESSES, Right
@@ -50,7 +53,10 @@ async def test_no_process_misses_a_right_and_every_right_is_used(lab_bank: Runni
     async with lab_bank.pool(tmp_path) as bank:
         await bank.agree((8,), vision=8, search=0)
         await answers_to_probes(lab_bank, bank.world.pool)
+        await asked(bank, "search", "release", seconds=600, pool=bank.world.pool, gpus=8)
+        await gone(bank, "search", "release")
         await recall_and_resume(bank)
+        await a_broken_gpu(bank)
         await refuse_twice(bank, lab_bank)
         await fail_safe_and_back(lab_bank, bank)
         lab_bank.processes.check()
@@ -96,6 +102,34 @@ async def recall_and_resume(bank: Bank) -> None:
         return bool(lines) and all(line.state is LineState.RETURNED for line in lines)
 
     await bank.until(returned, "every line is returned")
+
+
+async def a_broken_gpu(bank: Bank) -> None:
+    """An incident closes a node, has its pod evicted, and opens it again, with a person's word on the repair."""
+    client = bank.client
+    await bank.own("vision", "infer")
+    (pod,) = (await bank.placed("infer")).pod_facts
+    gpu = FakeNode(client.temporal, bank.world.cluster, pod.node, "GPU-1")
+    incident = incident_id(gpu.cluster, gpu.node, gpu.uuid)
+
+    def in_phase(phase: IncidentPhase) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return (await client.incident_state(incident)).phase is phase
+
+        return look
+
+    async with gpu.serving():
+        await client.signal_incident(gpu.cluster, gpu.node, gpu.uuid, [gpu.fault("lost", "hardware", "LOST")])
+        await bank.until(in_phase(IncidentPhase.TICKETED), "the node is empty")
+        assert not [node for node in (await bank.facts()).nodes if node.ready]
+        state = await client.incident_state(incident)
+        assert [(each.name, each.gone) for each in state.pods] == [(pod.name, True)]
+        gpu.mend()
+        await client.repaired(incident, IncidentWord(identity="ann"))
+        await bank.until(in_phase(IncidentPhase.UNCORDONED), "the node takes pods again")
+    await client.retire(incident, IncidentWord(identity="ann", reason="the end of the scene"))
+    await bank.placed("infer")
+    await bank.finish("vision", "infer")
 
 
 async def refuse_twice(bank: Bank, lab_bank: RunningBank) -> None:

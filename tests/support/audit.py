@@ -25,8 +25,8 @@ Rule = tuple[Callable[[PoolFacts], object], str]
 class Auditor:
     """Looks at one pool all the time: its quotas never exceed it, and nothing of `forbidden` happens."""
 
-    def __init__(self, world: World, capacity: int) -> None:
-        self._world, self._capacity = world, capacity
+    def __init__(self, world: World, capacity: int, every: float = EVERY) -> None:
+        self._world, self._capacity, self._every = world, capacity, every
         self.forbidden: list[Rule] = []
         self.violations: list[str] = []
         self._task = asyncio.create_task(self._run())
@@ -40,7 +40,7 @@ class Auditor:
         while True:
             with contextlib.suppress(BankError):
                 self._look(await self._world.backend.observe(self._world.pool))
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(self._every)
 
     def _look(self, facts: PoolFacts) -> None:
         total = sum(queue.nominal for queue in facts.queues)

@@ -23,7 +23,7 @@ from gpubank.domain.contract import (
 )
 from gpubank.domain.facts import WorkloadFacts
 from tests.contract.world import DeploymentRequest, JobRequest, World
-from tests.support.audit import Auditor, drift
+from tests.support.audit import EVERY, Auditor, drift
 from tests.support.sight import Sight
 
 TRAINEE: Final = Path(__file__).with_name("trainee.py")
@@ -52,6 +52,9 @@ class Bank(Sight):
     ) -> None:
         super().__init__(world, client, ledger)
         self.folder = folder
+        self.audit_every = EVERY
+        """Seconds between two looks at the quotas; longer where many pools are audited at once."""
+
         self._add_namespace = add_namespace
         self._limits: dict[str, str] = dict(LIMITS)
         self._shares: dict[str, int] = {}
@@ -85,7 +88,7 @@ class Bank(Sight):
             )
             await self._write_policy(group)
         await self.until(self._in_force, "every guarantee is in force")
-        self._auditor = Auditor(self.world, self.capacity)
+        self._auditor = Auditor(self.world, self.capacity, self.audit_every)
 
     async def edit(self, group: str, **changes: Any) -> None:
         """Change a policy, as its owner would."""

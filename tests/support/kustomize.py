@@ -1,4 +1,4 @@
-"""As much of kustomize as our manifests use: resources, components, patches, images. Unknown keys raise."""
+"""As much of kustomize as our manifests use: resources, components, patches, images, namespace. Unknown keys raise."""
 
 import copy
 from pathlib import Path
@@ -8,13 +8,18 @@ import yaml
 
 Manifest = dict[str, Any]
 
-_KNOWN: Final = {"apiVersion", "kind", "resources", "components", "images", "patches"}
+_KNOWN: Final = {"apiVersion", "kind", "resources", "components", "images", "patches", "namespace"}
 FILE: Final = "kustomization.yaml"
 
 
 def build(folder: Path) -> list[Manifest]:
     """Return what `kubectl kustomize FOLDER` prints, in any order."""
     return _apply(folder, [])
+
+
+def added(bodies: list[Manifest], component: Path) -> list[Manifest]:
+    """Return what an installation would be if it named this component too."""
+    return _apply(component, bodies)
 
 
 def kustomization(folder: Path) -> Manifest:
@@ -38,6 +43,8 @@ def _apply(folder: Path, bodies: list[Manifest]) -> list[Manifest]:
         bodies = _patched(folder, patch, bodies)
     for image in said.get("images") or ():
         bodies = [_with_image(body, image) for body in bodies]
+    if namespace := said.get("namespace"):
+        bodies = [_merged(body, {"metadata": {"namespace": namespace}}) for body in bodies]  # none is cluster-wide
     return bodies
 
 
@@ -67,10 +74,15 @@ def _operated(body: Manifest, operations: list[Manifest]) -> Manifest:
         if operation["op"] != "add":
             raise ValueError(f"operation {operation['op']!r} is not known here")
         *path, last = operation["path"].strip("/").split("/")
-        place = body
+        place: Any = body
         for part in path:
-            place = place[part]
-        place[last] = operation["value"]
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        if isinstance(place, list):
+            if last != "-":
+                raise ValueError(f"path {operation['path']!r}: only the end of a list is known here")
+            place.append(operation["value"])
+        else:
+            place[last] = operation["value"]
     return body
 
 
@@ -81,7 +93,7 @@ def _merged(body: Any, change: Any) -> Any:
 
 
 def _with_image(body: Manifest, image: Manifest) -> Manifest:
-    if body["kind"] != "Deployment":
+    if body["kind"] not in ("Deployment", "DaemonSet"):
         return body
     body = copy.deepcopy(body)
     for container in body["spec"]["template"]["spec"]["containers"]:

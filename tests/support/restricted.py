@@ -1,6 +1,6 @@
 """The bank's processes beside a lab under service accounts of their own, with the rights that the manifests grant.
 
-manifests/base/*/{serviceaccount,rbac}.yaml ─▶ lab
+manifests/base/*/{serviceaccount,rbac}.yaml, components/node-metadata/rbac.yaml ─▶ lab
 TokenRequest ─▶ kubeconfig ─▶ settings file ─▶ process          audit log ─▶ what each one asked for
 """
 
@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from gpubank.lab import Lab
 from gpubank.lab.access import documents, namespace
 from gpubank.lab.bank import SYSTEM_NAMESPACE, BankProcess, LabBank
+from tests.fakes.certificates import Certificates
 
 BASE: Final = Path(__file__).parents[2] / "manifests" / "base"
+COMPONENTS: Final = {"controller": ("node-metadata",), "worker": ("incidents",)}
+"""Components whose rights a process has too, for it does what they are for."""
+
+KUEUE_METRICS: Final = BASE.parent / "components" / "kueue-metrics" / "rbac.yaml"
 PROCESSES: Final = ("worker", "controller", "watchdog")
+TOKEN: Final = "token"
 _TOKEN_SECONDS: Final = 24 * 3600
 
 
@@ -49,20 +57,23 @@ class Call(NamedTuple):
 
 def manifests(process: str) -> list[dict[str, Any]]:
     """Return the service account of a process and its rights."""
-    return [body for file in ("serviceaccount.yaml", "rbac.yaml") for body in documents(BASE / process / file)]
+    files = [BASE / process / file for file in ("serviceaccount.yaml", "rbac.yaml")]
+    files += [BASE.parent / "components" / each / "rbac.yaml" for each in COMPONENTS.get(process, ())]
+    return [body for file in files for body in documents(file)]
 
 
 def restrict(lab: Lab, bank: LabBank) -> None:
     """Grant what the manifests grant and have worker and controller run with that and nothing else."""
     lab.apply([namespace("kueue-system"), *(body for process in PROCESSES for body in manifests(process))])
+    lab.apply(documents(KUEUE_METRICS))
     bank.worker, bank.controller = (
-        BankProcess(name, _settings(bank, name, kubeconfig(lab, name, bank.folder / name)))
+        BankProcess(name, _settings(lab, bank, name, kubeconfig(lab, name, bank.folder / name)))
         for name in ("worker", "controller")
     )
 
 
 def kubeconfig(lab: Lab, process: str, folder: Path) -> Path:
-    """Write a kubeconfig with a token of the process's service account."""
+    """Write a kubeconfig with a token of the process's service account, and the token beside it."""
     path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/gpubank-{process}/token"
     body = {
         "apiVersion": "authentication.k8s.io/v1",
@@ -77,16 +88,41 @@ def kubeconfig(lab: Lab, process: str, folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = folder / "kubeconfig"
     written.write_text(yaml.safe_dump(config))
+    (folder / TOKEN).write_text(token)
     return written
 
 
-def _settings(bank: LabBank, process: str, config: Path) -> Path:
+def _settings(lab: Lab, bank: LabBank, process: str, config: Path) -> Path:
     settings = yaml.safe_load(bank.settings.read_text())
     settings["cluster"]["kubeconfig"] = str(config)
     settings["observability"] = {"port": _free_port()}
+    if process == "controller":
+        settings["metadata"] = _metadata(config.with_name("metadata"))
+    settings["kueue"] = {
+        "metrics_url": f"https://{lab.url('kueue-metrics')}/metrics",
+        "authorities": str(lab.authorities),
+        "token": str(config.with_name(TOKEN)),
+        "read_seconds": 1,
+    }
     written = config.with_name("gpubank.yaml")
     written.write_text(yaml.safe_dump(settings))
     return written
+
+
+def _metadata(folder: Path) -> dict[str, str]:
+    """Return settings by which the controller tells nodes whose pods they run, on a port of its own choice."""
+    folder.mkdir()
+    tls = Certificates(folder).issue("localhost")
+    signing = folder / "signing.pem"
+    key = Ed25519PrivateKey.generate()
+    signing.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return {
+        "address": "127.0.0.1:0",
+        "certificate": str(tls.certificate),
+        "key": str(tls.key),
+        "client_authorities": str(tls.authorities),
+        "signing_key": str(signing),
+    }
 
 
 def _free_port() -> int:

@@ -5,11 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
+
+import yaml
 
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.client import BankClient
 from gpubank.domain.errors import BackendError
 from gpubank.embedded.devserver import DevServer
+from gpubank.faultgate import FaultGate
 from gpubank.lab import Lab
 from gpubank.lab.bank import LabBank, install
 from gpubank.settings import TemporalSettings
@@ -17,6 +21,9 @@ from tests.contract.kueue_world import kueue_world
 from tests.support.bank import Bank
 from tests.support.restricted import restrict
 from workflows import attributes
+
+LEASE_SECONDS: Final = 4
+"""A controller that is killed leaves a Lease behind; production's lasts 15 s."""
 
 
 @dataclass
@@ -27,6 +34,10 @@ class RunningBank:
     processes: LabBank
     client: BankClient
     ledger: SqlLedger
+    server: DevServer
+    gate: FaultGate
+    """Where crash tests hold worker and controller."""
+
     _leaving: list[asyncio.Task[None]] = field(default_factory=list)
 
     @asynccontextmanager
@@ -53,22 +64,33 @@ async def _leave(bank: Bank, stack: AsyncExitStack) -> None:
 
 
 @asynccontextmanager
-async def running_bank(lab: Lab, ledger_url: str, folder: Path) -> AsyncIterator[RunningBank]:
-    """Install the bank in a lab and run it until the block ends, with the rights of its manifests and no others."""
+async def running_bank(lab: Lab, ledger_url: str, folder: Path, *, gated: bool = True) -> AsyncIterator[RunningBank]:
+    """Install the bank in a lab and run it until the block ends, with the rights of its manifests and no others.
+
+    Without `gated` no crash test can hold it, and it is as quick as in production.
+    """
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(install, lab)
-        server = await stack.enter_async_context(
-            DevServer(folder / "temporal", search_attributes=attributes.KINDS, persistent=False)
-        )
+        server = await stack.enter_async_context(DevServer(folder / "temporal", search_attributes=attributes.KINDS))
         client = await connected(server.address)
         ledger = await stack.enter_async_context(await SqlLedger.open(ledger_url))
         processes = LabBank(lab, temporal=server.address, ledger=ledger_url, folder=folder)
+        faults = folder / "faults"
+        if gated:
+            _mortal(processes.settings, faults)
         await asyncio.to_thread(restrict, lab, processes)
         stack.push_async_callback(asyncio.to_thread, processes.stop)
         await asyncio.to_thread(processes.start)
-        bank = RunningBank(lab, processes, client, ledger)
+        bank = RunningBank(lab, processes, client, ledger, server, FaultGate(faults))
         stack.push_async_callback(bank.end)
         yield bank
+
+
+def _mortal(settings: Path, faults: Path) -> None:
+    """Have the processes come by gates, and a controller that was killed be followed soon."""
+    content = yaml.safe_load(settings.read_text())
+    content |= {"faults": {"folder": str(faults)}, "controller": {"lease_seconds": LEASE_SECONDS}}
+    settings.write_text(yaml.safe_dump(content))
 
 
 async def connected(address: str, seconds: float = 30) -> BankClient:

@@ -128,7 +128,9 @@ class Sight:
 
         await self.until(look, what)
 
-    async def until(self, look: Callable[[], Awaitable[T | None]], what: str, patience: float = PATIENCE) -> T:
+    async def until(
+        self, look: Callable[[], Awaitable[T | None]], what: str, patience: float = PATIENCE, every: float = LOOK
+    ) -> T:
         """Look until there is something to see; fail, saying what was waited for and how things stand."""
         clock = asyncio.get_running_loop()
         end, trouble = clock.time() + patience, ""
@@ -141,7 +143,7 @@ class Sight:
                 trouble = str(error)
             if clock.time() > end:
                 raise AssertionError(f"not within {patience:.0f} s: {what}; {trouble}\n{await self.story()}")
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(every)
 
     @contextlib.asynccontextmanager
     async def forbidden(self, happens: Callable[[PoolFacts], object], what: str) -> AsyncIterator[None]:
@@ -154,6 +156,11 @@ class Sight:
         assert self._auditor.violations == [], f"{self._auditor.violations}\n{await self.story()}"
 
     # ---- the audit
+
+    @property
+    def violations(self) -> list[str]:
+        """What must never be, and was seen all the same since the agreement."""
+        return list(self._auditor.violations) if self._auditor is not None else []
 
     async def settled(self) -> None:
         """See all at rest, then judge the books, the quotas and the ledger: whatever happened, they must agree."""

@@ -11,7 +11,18 @@ from typer.testing import CliRunner
 
 from gpubank.cli.schema import app
 from gpubank.domain.errors import PolicyError
-from gpubank.schema import KINDS, admission_policies, crd, crds, generated_files, json_schema, kind_named, write
+from gpubank.schema import (
+    KINDS,
+    admission_policies,
+    crd,
+    crds,
+    generated_files,
+    json_schema,
+    kind_named,
+    lease_policies,
+    priority_policies,
+    write,
+)
 from tests.data.bad_examples import BAD, Bad, By
 from tests.data.good_examples import GOOD, PUBLISHED, name_of
 
@@ -127,9 +138,10 @@ def test_printer_columns_point_to_fields_that_exist() -> None:
 
 
 def test_every_admission_policy_denies_and_fails_closed() -> None:
-    policies = [manifest for manifest in admission_policies() if manifest["kind"] == "ValidatingAdmissionPolicy"]
+    everything = [*admission_policies(), *lease_policies(), *priority_policies()]
+    policies = [manifest for manifest in everything if manifest["kind"] == "ValidatingAdmissionPolicy"]
     bindings = {
-        manifest["spec"]["policyName"]: manifest for manifest in admission_policies() if manifest not in policies
+        manifest["spec"]["policyName"]: manifest for manifest in everything if manifest["kind"].endswith("Binding")
     }
     assert policies
     for policy in policies:
@@ -141,7 +153,12 @@ def test_generated_yaml_reads_back_as_what_was_rendered() -> None:
     files = generated_files()
     for kind in KINDS.values():
         assert yaml.safe_load(files[f"manifests/crds/{kind.plural}.yaml"]) == crd(kind)
-    assert list(yaml.safe_load_all(files["manifests/base/admission/borrow-queues.yaml"])) == admission_policies()
+    for name, rendered in (
+        ("borrow-queues", admission_policies()),
+        ("leases", lease_policies()),
+        ("priority-classes", priority_policies()),
+    ):
+        assert list(yaml.safe_load_all(files[f"manifests/base/admission/{name}.yaml"])) == rendered
 
 
 @pytest.mark.parametrize("name", ["GPUPool", "gpupools", "gpool", "GPUPOOL"])

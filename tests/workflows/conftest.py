@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from gpubank.client import BankClient
 from gpubank.domain.errors import BackendError
 from gpubank.embedded.devserver import DevServer
 from gpubank.settings import TemporalSettings
 from tests.fakes.bank import FakeBank, fake_bank
+from tests.fakes.branches import ManyBanks
 from workflows import attributes
 
 
@@ -26,6 +28,17 @@ async def bank(bank_client: BankClient) -> AsyncIterator[FakeBank]:
     """Two groups with 8 GPUs each on two nodes of 8."""
     async with fake_bank(bank_client, {"research": 8, "serving": 8}) as bank:
         yield bank
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def banks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ManyBanks]:
+    """Pools of their own for the scenarios of one module, on one Temporal server; they run in the module's loop."""
+    folder = tmp_path_factory.mktemp("temporal")
+    async with (
+        DevServer(folder, search_attributes=attributes.KINDS, persistent=False) as server,
+        ManyBanks(await connected(server.address)).running() as banks,
+    ):
+        yield banks
 
 
 async def connected(address: str, seconds: float = 20) -> BankClient:

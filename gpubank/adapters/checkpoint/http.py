@@ -31,8 +31,19 @@ _AGAIN: Final = frozenset({408, 425, 429})
 _NO_HOOK: Final = frozenset({404, 405, 501})
 
 
+_METADATA: Final = frozenset(
+    ip_address(each) for each in ("fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192")
+)
+"""Where clouds serve metadata and credentials to whoever asks, besides the link-local 169.254.169.254."""
+
+
 class AddressRules:
-    """Which addresses the bank talks to besides the pod's own."""
+    """Which addresses the bank talks to besides the pod's own.
+
+    A wide network opens neither this machine nor what clouds tell their machines: loopback and link-local addresses
+    are allowed by a network of their own kind only, and addresses of metadata services, of everybody and of nobody
+    never are.
+    """
 
     def __init__(self, *, loopback: bool = False, networks: Sequence[str] = ()) -> None:
         """Allow `networks` (CIDRs), and with `loopback` this machine, as the lab and the embedded mode need it."""
@@ -41,13 +52,17 @@ class AddressRules:
 
     def allows(self, address: IPv4Address | IPv6Address, *, pod_ip: str) -> bool:
         """Whether a request may go to `address` for the pod with `pod_ip`."""
+        address = _unmapped(address)
+        if address.is_unspecified or address.is_multicast or address in _METADATA or _is_broadcast(address):
+            return False
         if address.is_loopback:
             # Never as a pod's own address: every machine has this one.
-            return self._loopback or any(address in network for network in self._networks)
-        if pod_ip and address == ip_address(pod_ip):
-            # A pod on the host network has the node's address, which is its own; link-local (metadata) never is.
-            return not address.is_link_local
-        return any(address in network for network in self._networks)
+            return self._loopback or any(address in network and network.is_loopback for network in self._networks)
+        if address.is_link_local:
+            return any(address in network and network.is_link_local for network in self._networks)
+        # A pod on the host network has the node's address, which is its own.
+        own = bool(pod_ip) and address == _unmapped(ip_address(pod_ip))
+        return own or any(address in network for network in self._networks)
 
 
 class HttpHook:
@@ -153,7 +168,18 @@ def _base_url(target: CheckpointTarget, rules: AddressRules) -> str:
     port = parts.port  # raises ValueError for a port that is none
     if not rules.allows(address, pod_ip=target.pod_ip):
         raise ValueError(f"{address} is neither the pod's address nor one that the operator allows")
-    return f"{parts.scheme}://{_bracketed(host)}" + (f":{port}" if port is not None else "")
+    # The address that was judged is the one that is called, however it was written.
+    return f"{parts.scheme}://{_bracketed(str(address))}" + (f":{port}" if port is not None else "")
+
+
+def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Return the IPv4 address that an IPv6 address stands for, so that a rule about one is a rule about both."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _is_broadcast(address: IPv4Address | IPv6Address) -> bool:
+    return isinstance(address, IPv4Address) and address == IPv4Address("255.255.255.255")
 
 
 def _bracketed(host: str) -> str:

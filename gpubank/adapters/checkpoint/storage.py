@@ -25,6 +25,9 @@ DEFAULT_SCHEMES: Final = frozenset({"file", "memory", "s3", "gs", "gcs", "abfs",
 """Schemes that are read unless the operator says otherwise; each but the first two needs its fsspec driver."""
 
 _CHUNK: Final = 1 << 20
+_LONGEST_PART: Final = 1000
+"""Files that are looked at in one go; between two of them a look that took too long ends."""
+
 Found = bytes | FileFact | Escape | None
 Reader = Callable[[BinaryIO, threading.Event], bytes | FileFact]
 
@@ -52,6 +55,7 @@ class FsspecStorage:
         self._schemes = schemes
         self._timeout = timeout
         self._hash_timeout = hash_timeout
+        self._threads = threads
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="checkpoint-storage")
 
     async def read_manifest(self, uri: str, *, prefix: str, max_bytes: int) -> bytes | Escape | None:
@@ -103,9 +107,13 @@ class FsspecStorage:
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 source = await loop.run_in_executor(self._pool, _source, prefix)
-                return await asyncio.gather(
-                    *(loop.run_in_executor(self._pool, source.visit, uri, read, stop) for uri in uris)
+                visited = await asyncio.gather(
+                    *(
+                        loop.run_in_executor(self._pool, source.visit_all, part, read, stop)
+                        for part in _parts(uris, self._threads)
+                    )
                 )
+                return [found for part in visited for found in part]
         except TimeoutError as error:
             raise BackendError(f"storage {prefix!r} did not answer within {timeout}; is it reachable?") from error
         except BackendError:
@@ -123,6 +131,10 @@ class _Source:
     def __init__(self, file_system: Any, prefix: str) -> None:
         self._file_system = file_system
         self._prefix = prefix
+
+    def visit_all(self, uris: Sequence[str], read: Reader | None, stop: threading.Event) -> list[Found]:
+        """Visit some files one after the other."""
+        return [self.visit(uri, read, stop) for uri in uris]
 
     def visit(self, uri: str, read: Reader | None, stop: threading.Event) -> Found:
         if stop.is_set():
@@ -171,6 +183,12 @@ class _LocalSource(_Source):
                 return read(file, stop)
         finally:
             os.close(descriptor)
+
+
+def _parts(uris: Sequence[str], threads: int) -> list[Sequence[str]]:
+    """Cut the work into some parts for each thread: a manifest may name a million files, and each part costs."""
+    size = min(max(1, len(uris) // (4 * threads)), _LONGEST_PART)
+    return [uris[start : start + size] for start in range(0, len(uris), size)]
 
 
 def _source(prefix: str) -> _Source:

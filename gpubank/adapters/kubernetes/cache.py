@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gpubank.adapters.kubernetes.connection import SILENCE
 from gpubank.adapters.kubernetes.errors import WatchExpiredError
@@ -26,6 +26,7 @@ from gpubank.adapters.kubernetes.kinds import Kind, Object
 from gpubank.domain.errors import BackendError
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 FIRST_LIST: Final = 30.0
 """Seconds that a reader waits for the first list."""
@@ -91,6 +92,10 @@ class Cache(Generic[T]):
         self._failure = ""
         self._fault: Exception | None = None
         self._listeners: list[Callable[[T | None, T | None], None]] = []
+        self._besides: list[Beside[Any]] = []
+        self.edits = 0
+        """Grows with every change of an entry."""
+
         self.lists = 0
         """How often it has listed; stays at 1 as long as the server serves the versions in between."""
 
@@ -145,6 +150,17 @@ class Cache(Generic[T]):
             yield
         finally:
             self._listeners.remove(listener)
+
+    def beside(self, read: Callable[[Object, U | None], U | None]) -> "Beside[U]":
+        """Read the same objects into other entries as well; before this cache begins to watch.
+
+        Whoever needs other parts of the same objects shares list and watch, and pays the API server nothing.
+        """
+        if self._listed.is_set():
+            raise RuntimeError(f"the cache of {self._kind} has listed: what it read is gone")
+        found = Beside(self, read)
+        self._besides.append(found)
+        return found
 
     async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
         """Wait until `holds()`, looking at every change of an entry; False when it does not within `seconds`."""
@@ -235,16 +251,21 @@ class Cache(Generic[T]):
         if before is not None and before.version >= version:
             return
         old = before.entry if before else None
+        for beside in self._besides:
+            beside.put(key, body)
         new = self._read(body, old)
         self._kept[key] = _Kept(version, new)
         self._tell(old, new)
 
     def _drop(self, key: Key) -> None:
+        for beside in self._besides:
+            beside.drop(key)
         self._tell(self._kept.pop(key).entry, None)
 
     def _tell(self, old: T | None, new: T | None) -> None:
         if old is None and new is None:
             return
+        self.edits += 1
         for listener in tuple(self._listeners):
             listener(old, new)
 
@@ -253,6 +274,65 @@ class Cache(Generic[T]):
 
     def _type_meta(self) -> Object:
         return {"apiVersion": self._kind.api_version, "kind": self._kind.name}
+
+
+class Beside(Generic[U]):
+    """Other entries of a cache's objects; as late, and as fresh, as the cache."""
+
+    def __init__(self, cache: Cache[Any], read: Callable[[Object, U | None], U | None]) -> None:
+        self._cache, self._read = cache, read
+        self._entries: dict[Key, U] = {}
+        self._listeners: list[Callable[[U | None, U | None], None]] = []
+        self._fault: Exception | None = None
+
+    def __iter__(self) -> Iterator[U]:
+        return iter(self._entries.values())
+
+    async def ready(self) -> None:
+        """Wait for the first list, then `check`."""
+        await self._cache.ready()
+        self.check()
+
+    def check(self, limit: float = STALE) -> None:
+        """Raise as the cache does; and what went wrong in `read`, which harms nobody but who asks here."""
+        if self._fault is not None:
+            raise self._fault
+        self._cache.check(limit)
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[U | None, U | None], None]) -> Iterator[None]:
+        """Call `listener(before, after)` on every change of an entry, while the context lasts."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def put(self, key: Key, body: Object) -> None:
+        """Take in an object; the cache calls this."""
+        try:
+            old = self._entries.get(key)
+            new = self._read(body, old)
+            if new is None:
+                self._entries.pop(key, None)
+            else:
+                self._entries[key] = new
+            self._tell(old, new)
+        except Exception as error:
+            self._fault = self._fault or error
+
+    def drop(self, key: Key) -> None:
+        """Forget an object; the cache calls this."""
+        try:
+            self._tell(self._entries.pop(key, None), None)
+        except Exception as error:
+            self._fault = self._fault or error
+
+    def _tell(self, old: U | None, new: U | None) -> None:
+        if old is None and new is None:
+            return
+        for listener in tuple(self._listeners):
+            listener(old, new)
 
 
 def _key(body: Object) -> Key:

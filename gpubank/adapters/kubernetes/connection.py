@@ -189,8 +189,9 @@ class Connection:
         body: Object | None = None,
         params: Params | None = None,
         content_type: str = "application/json",
+        patient: bool = True,
     ) -> Object:
-        """Make one call and return the JSON object of its answer; wait while the server says it is busy.
+        """Make one call and return the JSON object of its answer; if `patient`, wait while the server says it is busy.
 
         Raises `ConflictError` on 409, `ApiNotFoundError` on 404, `ApiError` on any other refusal and `BackendError`
         when there is no answer.
@@ -203,7 +204,8 @@ class Connection:
                 response = await self._http.request(method, path, params=params, content=content, headers=headers)
             except (httpx2.HTTPError, ConfigError, OSError) as error:
                 raise self._failed(what, error) from error
-            if response.status_code != httpx2.codes.TOO_MANY_REQUESTS or attempt == _BUSY_TRIES:
+            busy = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
+            if not busy or not patient or attempt == _BUSY_TRIES:
                 break
             await asyncio.sleep(_retry_after(response))
         raise_for(response, what)

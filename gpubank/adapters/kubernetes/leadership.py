@@ -21,18 +21,27 @@ log = logging.getLogger(__name__)
 LEASE_DURATION: Final = timedelta(seconds=15)
 """How long a Lease that nobody renews keeps others from leading (client-go's default)."""
 
-RENEW_EVERY: Final = timedelta(seconds=2)
-"""Pause between two tries to renew or to take over (client-go's default)."""
+RENEW_EVERY: Final = 2 / 15
+"""Pause between two tries to renew or to take over, as a part of the Lease's duration (client-go's default)."""
 
-RENEW_DEADLINE: Final = timedelta(seconds=10)
-"""How long a leader that cannot renew goes on; shorter than the Lease, so that it ends before another begins."""
+RENEW_DEADLINE: Final = 2 / 3
+"""How long a leader that cannot renew goes on, as a part of the duration: it ends before another begins."""
 
 
 class Leadership:
     """Competes for one Lease and runs what only the leader may run."""
 
-    def __init__(self, connection: Connection, *, name: str, namespace: str, identity: str) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        duration: timedelta = LEASE_DURATION,
+    ) -> None:
         self._connection, self._name, self._namespace, self._identity = connection, name, namespace, identity
+        self._duration = duration
         self._seen: tuple[Any, float] | None = None
         self.leads = False
 
@@ -60,13 +69,14 @@ class Leadership:
         while True:
             if await self._try():
                 return
-            await asyncio.sleep(RENEW_EVERY.total_seconds())
+            await asyncio.sleep(self._duration.total_seconds() * RENEW_EVERY)
 
     async def _keep(self) -> None:
         """Renew until it fails for too long or somebody else holds the Lease."""
         renewed = time.monotonic()
-        while time.monotonic() - renewed < RENEW_DEADLINE.total_seconds():
-            await asyncio.sleep(RENEW_EVERY.total_seconds())
+        seconds = self._duration.total_seconds()
+        while time.monotonic() - renewed < seconds * RENEW_DEADLINE:
+            await asyncio.sleep(seconds * RENEW_EVERY)
             if await self._try():
                 renewed = time.monotonic()
             elif self._held_by_other:
@@ -105,7 +115,7 @@ class Leadership:
         if self._seen is None or self._seen[0] != stamp:
             self._seen = (stamp, time.monotonic())
             return False
-        duration: float = spec.get("leaseDurationSeconds", LEASE_DURATION.total_seconds())
+        duration: float = spec.get("leaseDurationSeconds", self._duration.total_seconds())
         return time.monotonic() - self._seen[1] > duration
 
     def _body(self, before: Object, *, transitions: int, holder: str | None = None) -> Object:
@@ -121,7 +131,7 @@ class Leadership:
             "metadata": before.get("metadata") or {"name": self._name, "namespace": self._namespace},
             "spec": {
                 "holderIdentity": holder,
-                "leaseDurationSeconds": int(LEASE_DURATION.total_seconds()),
+                "leaseDurationSeconds": int(self._duration.total_seconds()),
                 "acquireTime": taken or now,
                 "renewTime": now,
                 "leaseTransitions": transitions,

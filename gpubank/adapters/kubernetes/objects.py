@@ -64,6 +64,10 @@ class KubernetesObjectStore:
     ) -> None:
         await self.stop_watching()
 
+    def watched(self, kind: str) -> Cache[Object]:
+        """Its watch of one kind, for whoever reads other things off the objects (`Cache.beside`)."""
+        return self._by_name[_kind(kind).name]
+
     # ---- the port
 
     async def list(self, kind: str) -> Sequence[dict[str, Any]]:

@@ -12,10 +12,11 @@ from typing import Any
 
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.cli.door import Door
-from gpubank.client import LoanRow, NoSuchProcessError, ReclaimRow
+from gpubank.client import IncidentRow, LoanRow, NoSuchProcessError, ReclaimRow
 from gpubank.domain.demand import DemandKind
-from gpubank.domain.errors import BackendError
+from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import PoolFacts
+from gpubank.domain.incident import IncidentState, IncidentWord
 from gpubank.domain.loan import SURPLUS, Line, LineState
 from gpubank.domain.recall import (
     Decision,
@@ -33,6 +34,7 @@ from gpubank.domain.transaction import (
     Transaction,
 )
 from gpubank.settings import Settings
+from tests.unit.cli.incident_records import incident_rows, incident_states
 from tests.unit.cli.records import (
     CLUSTER,
     DEMAND,
@@ -73,6 +75,15 @@ class FakeCluster:
     async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
         return await self.get(kind, name, namespace) is not None
 
+    async def patch_status(
+        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+    ) -> None:
+        body = await self.get(kind, name, namespace)
+        assert body is not None
+        if body["metadata"].get("resourceVersion", "") != seen:
+            raise ConflictError(f"{kind} {name!r} has moved on since version {seen!r}: read again, decide again")
+        body["status"] = dict(status)
+
     async def observe(self, pool: str) -> PoolFacts:
         if self.broken:
             raise BackendError(f"pool {pool!r} has no flavor; wait for the controller")
@@ -103,7 +114,9 @@ class FakeProcesses:
             )
         ]
         self.reclaim_states = {RECLAIM: reclaim_state()}
-        self.orders: list[tuple[str, str, Extension | Decision]] = []
+        self.incident_rows = incident_rows()
+        self.incident_states = incident_states()
+        self.orders: list[tuple[str, str, Extension | Decision | IncidentWord]] = []
         self.refusal: Exception | None = None
         self.down = ""
         """Why Temporal does not answer; empty while it does."""
@@ -165,7 +178,40 @@ class FakeProcesses:
         self._order("deny", reclaim, decision)
         return self.reclaim_states[reclaim]
 
-    def _order(self, verb: str, subject: str, message: Extension | Decision) -> None:
+    async def incidents(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        node: str | None = None,
+        running_only: bool = True,
+        limit: int = 500,
+    ) -> Sequence[IncidentRow]:
+        self._answer()
+        rows = [row for row in self.incident_rows if pool in (None, row.pool) and node in (None, row.node)]
+        return [row for row in rows if row.running or not running_only]
+
+    async def incident_state(self, incident: str) -> IncidentState:
+        self._answer()
+        return self.incident_states[incident]
+
+    async def incident_waits(self, incident: str) -> Sequence[str]:
+        self._answer()
+        return ["pod ads/serve-0 may not be evicted yet: it would violate its budget"]
+
+    async def repaired(self, incident: str, word: IncidentWord) -> IncidentState:
+        self._order("repaired", incident, word)
+        return self.incident_states[incident]
+
+    async def retire(self, incident: str, word: IncidentWord) -> IncidentState:
+        self._order("retire", incident, word)
+        return self.incident_states[incident]
+
+    async def approve_incident(self, incident: str, word: IncidentWord) -> IncidentState:
+        self._order("approve", incident, word)
+        return self.incident_states[incident]
+
+    def _order(self, verb: str, subject: str, message: Extension | Decision | IncidentWord) -> None:
         self._answer()
         if self.refusal is not None:
             raise self.refusal

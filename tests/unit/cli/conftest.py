@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gpubank.cli import freeze, loans, objects, quota, reclaims
+from gpubank.cli import freeze, incidents, leases, loans, objects, quota, reclaims
 from gpubank.cli.main import app
 from tests.unit.cli.bench import Bench, fill
 
@@ -45,7 +45,7 @@ def bench(books: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bank in a known state, behind the door of every command."""
     shutil.copy(books, home / "ledger.db")
     found = Bench(f"sqlite:///{home / 'ledger.db'}")
-    for module in (freeze, loans, objects, quota, reclaims):
+    for module in (freeze, incidents, leases, loans, objects, quota, reclaims):
         monkeypatch.setattr(module, "open_door", found.open_door)
     return found
 

@@ -177,7 +177,7 @@ def test_a_dry_run_of_an_extension_judges_it_by_the_pools_limit(bench: Bench, ca
     assert fine["deadline"] == at(61).isoformat().replace("+00:00", "Z")
     late = call("loan", "extend", "tune", "--by", "21m", "--dry-run")
     assert late.exit_code == 1
-    assert "allows it until 2026-05-04 10:01:00Z: 21m more is too much" in late.stderr
+    assert "allows it until 2026-05-04 10:01:00 UTC: 21m more is too much" in late.stderr
     idle = call("loan", "extend", "train", "--by", "1m", "--dry-run")
     assert "is Active: only the notice of a recall can be extended" in idle.stderr
     assert bench.processes.orders == []

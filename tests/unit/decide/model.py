@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from gpubank.decide.compile import nominals, writes
 from gpubank.decide.desk import Desk
+from gpubank.decide.memo import Memo
 from gpubank.decide.recall import RecallPlan, plan_recall
 from gpubank.decide.slack import borrowed
 from gpubank.decide.step import SignalKind, Step, step
@@ -38,6 +39,8 @@ class Model:
         self.keys: set[str] = set()
         self.spared: dict[str, set[str]] = {}
         self.last = Step()
+        self._memo = Memo()
+        self._seen: tuple[WorkloadFacts, ...] = ()
 
     # ---- what is seen
 
@@ -74,6 +77,7 @@ class Model:
             gpus=job.gpus,
             pods=job.pods,
             priority=job.priority,
+            priority_class=job.priority_class,
             created_at=job.created_at,
             active=job.active,
             reserved=job.reserved,
@@ -169,10 +173,20 @@ class Model:
 
     def step(self, *, crash_after: int | None = None) -> Step:
         """Decide, and commit the first `crash_after` transactions (all by default)."""
-        self.last = step(self.facts(), self.books, self.terms, self.now)
+        facts = self._as_before(self.facts())
+        self.last = step(facts, self.books, self.terms, self.now, memo=self._memo)
+        assert self.last == step(facts, self.books, self.terms, self.now)
         for transaction in self.last.transactions[:crash_after]:
             self.commit(transaction)
         return self.last
+
+    def _as_before(self, facts: PoolFacts) -> PoolFacts:
+        """Hand out again what has not changed since, as a reader of the cluster does."""
+        before = {workload.key.uid: workload for workload in self._seen}
+        self._seen = tuple(
+            old if (old := before.get(workload.key.uid)) == workload else workload for workload in facts.workloads
+        )
+        return facts.model_copy(update={"workloads": self._seen})
 
     def write(self, *, crash_after: int | None = None) -> int:
         """Write the first quotas that compile asks for."""

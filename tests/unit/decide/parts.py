@@ -61,6 +61,7 @@ class Job:
     size: int
     created_at: datetime
     priority: int = 0
+    priority_class: str = ""
     contract: WorkloadContract = RETRYABLE
     active: bool = True
     reserved: bool = False

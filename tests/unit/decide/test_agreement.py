@@ -8,7 +8,7 @@ import pytest
 from gpubank.decide.agreement import agree
 from gpubank.domain import conditions
 from gpubank.domain.group import BusinessGroup
-from gpubank.domain.policy import GPUQuotaPolicy
+from gpubank.domain.policy import GPUQuotaPolicy, WithinGroup
 from gpubank.domain.pool import GPUPool
 
 KINDS = ("GPUPool", "BusinessGroup", "GPUQuotaPolicy")
@@ -39,6 +39,15 @@ def test_a_policy_is_in_force_while_it_its_pool_and_its_group_stand() -> None:
     agreement = agree("local", *objects(deleting="nothing"))
     assert agreement.terms["h100"].group("vision") is not None
     assert agreement.verdicts["GPUQuotaPolicy", "vision/policy"].ready
+
+
+def test_a_policy_that_asks_for_what_is_not_in_force_yet_is_told() -> None:
+    pools, groups, (policy,) = objects(deleting="nothing")
+    reclaim = policy.spec.reclaim_policy.model_copy(update={"within_group": WithinGroup.LOWER_PRIORITY})
+    asks = policy.model_copy(update={"spec": policy.spec.model_copy(update={"reclaim_policy": reclaim})})
+    verdict = agree("local", pools, groups, [asks]).verdicts["GPUQuotaPolicy", "vision/policy"]
+    assert verdict.ready
+    assert "LowerPriority acts as Never so far" in verdict.message
 
 
 @pytest.mark.parametrize("kind", KINDS)

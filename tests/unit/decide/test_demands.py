@@ -28,6 +28,26 @@ def test_a_demand_begins_half_a_second_after_its_workload_waits() -> None:
     assert nominals(model.books)["b", OWN] == 0
 
 
+def test_a_demand_begins_at_once_where_the_scheduler_has_refused_its_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lent_out(gpus=10)
+    model.submit("own", "b", OWN, 12)
+    facts = model.facts()
+    workloads = tuple(w.model_copy(update={"refused": w.key.uid == "own"}) for w in facts.workloads)
+    monkeypatch.setattr(model, "facts", lambda: facts.model_copy(update={"workloads": workloads}))
+    model.step()
+    assert (demand(model).gpus, demand(model).idle) == (12, 6)
+
+
+def test_refused_work_that_fits_what_its_queue_has_free_by_now_is_no_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lent_out(gpus=10)
+    model.submit("own", "b", OWN, 6)
+    facts = model.facts()
+    workloads = tuple(w.model_copy(update={"refused": w.key.uid == "own"}) for w in facts.workloads)
+    monkeypatch.setattr(model, "facts", lambda: facts.model_copy(update={"workloads": workloads}))
+    model.step()
+    assert not model.books.demands
+
+
 def test_work_that_fits_what_its_queue_has_free_is_no_demand() -> None:
     model = lent_out(gpus=10)
     model.submit("own", "b", OWN, 6)

@@ -9,7 +9,7 @@ import pytest
 
 from gpubank.domain.errors import ConflictError
 from nodeagent.pb.deviceplugin import api_pb2, api_pb2_grpc
-from nodeagent.plugin.server import socket_name
+from nodeagent.plugin.server import sockets
 from tests.fakes.kubelet import AUTHORITY, AdmissionError
 from tests.unit.nodeagent.conftest import PREFIX, Node
 
@@ -68,7 +68,8 @@ async def test_a_socket_that_vanishes_alone_is_served_anew(node: Node) -> None:
     h100s(node, 1)
     agent = await node.start_agent()
     await node.sees(h100_80gb=1)
-    (node.folder / "plugins" / socket_name(next(iter(agent.inventory.devices)))).unlink()
+    (path,) = sockets(node.folder / "plugins", next(iter(agent.inventory.devices)))
+    path.unlink()
     await node.kubelet.until_registered(2)
     await node.sees(h100_80gb=1)
     await node.kubelet.admit("u1", {H100: 1})
@@ -82,6 +83,15 @@ async def test_a_kubelet_that_refuses_is_asked_again(node: Node) -> None:
     assert node.kubelet.registrations == []
     node.kubelet.refuse_registration = False
     await node.sees(h100_80gb=1)
+
+
+async def test_a_registration_whose_answer_was_lost_is_made_anew_on_a_socket_that_nobody_refuses(node: Node) -> None:
+    node.kubelet.lost_answers = 1
+    h100s(node, 1)
+    await node.start_agent()
+    await node.kubelet.until_registered(2)
+    await node.sees(h100_80gb=1)
+    await node.kubelet.admit("u1", {H100: 1})
 
 
 async def test_an_agent_that_restarts_takes_its_place_again(node: Node) -> None:
@@ -160,7 +170,7 @@ async def test_a_gpu_that_does_not_answer_is_refused_in_time(node: Node, change:
 
 
 async def call(node: Node, request: Any, method: str) -> Any:
-    path = node.folder / "plugins" / "gpubank-h100-80gb.sock"
+    (path,) = (node.folder / "plugins").glob("gpubank-h100-80gb_*.sock")
     async with grpc.aio.insecure_channel(f"unix://{path}", options=AUTHORITY) as channel:
         return await getattr(api_pb2_grpc.DevicePluginStub(channel), method)(request)
 

@@ -166,6 +166,19 @@ async def test_the_pools_own_limit_of_termination_holds(cluster: SimulatedCluste
         cluster.submit(a_job())
 
 
+@pytest.mark.parametrize("queue", ["h100", "h100-borrow"])
+async def test_a_pool_takes_only_the_priority_classes_that_it_lists(cluster: SimulatedCluster, queue: str) -> None:
+    cluster.priority_classes |= {"high": 100, "urgent": 1000}
+    spec = {"capacity": 8, "limits": {"allowedPriorityClasses": ["high"]}}
+    await cluster.objects.apply(
+        {"apiVersion": "platform.aik8s.run/v1alpha1", "kind": "GPUPool", "metadata": {"name": "h100"}, "spec": spec}
+    )
+    place = {"metadata__labels__" + QUEUE_LABEL: queue}
+    with pytest.raises(InvalidObjectError, match="the pool allows the priority classes high; name one"):
+        cluster.submit(a_job(**place, **template(spec__priorityClassName="urgent")))
+    cluster.submit(a_job(**place, **template(spec__priorityClassName="high")))
+
+
 def test_a_priority_class_that_does_not_exist_and_a_name_that_is_taken_are_refused(cluster: SimulatedCluster) -> None:
     cluster.priority_classes["high"] = 100
     with pytest.raises(InvalidObjectError, match="does not exist; name one that does; there are high"):

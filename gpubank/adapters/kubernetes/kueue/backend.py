@@ -16,10 +16,11 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
 
+from gpubank.adapters.kubernetes.cache import Cache
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Object
 from gpubank.adapters.kubernetes.kueue import queues
-from gpubank.adapters.kubernetes.kueue.entries import WorkloadEntry
+from gpubank.adapters.kubernetes.kueue.entries import PodEntry, WorkloadEntry
 from gpubank.adapters.kubernetes.kueue.facts import PoolReader
 from gpubank.adapters.kubernetes.kueue.layout import LayoutWriter
 from gpubank.adapters.kubernetes.kueue.order import Order
@@ -69,6 +70,9 @@ class KueueBackend:
         self._writer = Writer(connection, self._view.absorb, self._order)
         self._fence = Fence(cycle_p99)
         self._confirmed: dict[str, int] = {}
+        self._settled: dict[str, Object] = {}
+        """Queues whose stamp is fenced and confirmed, as they stood then: nothing is left to be waited for."""
+
         self._readers: dict[str, PoolReader] = {}
         self._queues_heard = self._view.queues.heard_by(self._note_stamp)
 
@@ -168,6 +172,15 @@ class KueueBackend:
 
     # ---- beyond the port
 
+    @property
+    def pods(self) -> Cache[PodEntry]:
+        """Its watch of pods, for whoever reads other things off them (`Cache.beside`)."""
+        return self._view.pods
+
+    def measured(self, cycle_p99: float) -> None:
+        """Take note of how long Kueue's admission cycles last, as their 99th percentile in seconds."""
+        self._fence.measured(cycle_p99)
+
     async def check_settings(self, namespace: str | None = None) -> tuple[LayoutProblem, ...]:
         """Return which of Kueue's settings are not as the bank needs them; see `settings`."""
         return await check_settings(self._connection, self._view, namespace)
@@ -181,6 +194,7 @@ class KueueBackend:
         elif after is None and before is not None:
             self._fence.forget(before["metadata"]["name"])
             self._confirmed.pop(before["metadata"]["name"], None)
+            self._settled.pop(before["metadata"]["name"], None)
 
     def _see(self, body: Object) -> int:
         acknowledged = queues.is_acknowledged(body)
@@ -188,8 +202,9 @@ class KueueBackend:
 
     async def _fenced(self, pool: str) -> dict[str, int]:
         """Return the highest fenced stamp by queue; what is newly fenced is read anew first."""
-        bodies = [body for body in self._view.queues if queues.belongs(body, pool)]
-        fenced = {body["metadata"]["name"]: self._see(body) for body in bodies}
+        bodies = self._view.of_pool(pool)
+        unsettled = {name: body for name, body in bodies.items() if self._settled.get(name) is not body}
+        fenced = {name: self._see(body) for name, body in unsettled.items()}
         for name, stamp in fenced.items():
             # A fence that was taken back must be confirmed anew.
             self._confirmed[name] = min(stamp, self._confirmed.get(name, queues.NO_STAMP))
@@ -200,7 +215,10 @@ class KueueBackend:
         else:
             await asyncio.gather(*(self._read(name) for name in due))
         self._confirmed |= due
-        return {name: min(stamp, self._confirmed.get(name, queues.NO_STAMP)) for name, stamp in fenced.items()}
+        for name, body in unsettled.items():
+            if self._confirmed[name] == queues.stamp(body) and queues.is_acknowledged(body):
+                self._settled[name] = body
+        return {name: self._confirmed.get(name, queues.NO_STAMP) for name in bodies}
 
     async def _read(self, name: str) -> None:
         body = await self._connection.get(CLUSTER_QUEUE, name)
@@ -218,10 +236,9 @@ class KueueBackend:
 
     def _is_fencing(self, pool: str) -> bool:
         return any(
-            queues.is_acknowledged(body)
-            and queues.stamp(body) > self._confirmed.get(body["metadata"]["name"], queues.NO_STAMP)
-            for body in self._view.queues
-            if queues.belongs(body, pool)
+            queues.is_acknowledged(body) and queues.stamp(body) > self._confirmed.get(name, queues.NO_STAMP)
+            for name, body in self._view.of_pool(pool).items()
+            if self._settled.get(name) is not body
         )
 
     # ---- what concerns whom

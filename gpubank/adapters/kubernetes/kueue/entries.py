@@ -27,6 +27,7 @@ _SECOND: Final = timedelta(seconds=1)
 _QUOTA_REASONS: Final = frozenset(
     {"WaitingForQuota", "ExceedsMaxQuota", "PendingEvaluation", "WaitingForPreemptedWorkloads"}
 )
+_REFUSALS: Final = frozenset({"WaitingForQuota", "ExceedsMaxQuota"})
 _OTHER_WORDS: Final = (
     "untolerated taint",
     "doesn't match node affinity",
@@ -76,6 +77,9 @@ class PodEntry:
 
     annotations: Mapping[str, str]
     """Only the bank's."""
+
+    ends_by: datetime | None = None
+    """When its grace ends; the server writes the end, not the beginning, as deletionTimestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,9 @@ class WorkloadEntry:
     state_since: datetime
     """Since when it has held a reservation, or waited as it does."""
 
+    priority_class: str = ""
+    """Name of its WorkloadPriorityClass or PriorityClass; empty for none."""
+
     @property
     def finished(self) -> bool:
         return self.holds("Finished")
@@ -157,6 +164,12 @@ class WorkloadEntry:
     @property
     def reserved(self) -> bool:
         return self.holds("QuotaReserved") and not self.finished
+
+    @property
+    def refused(self) -> bool:
+        """Whether an admission cycle has looked at it since it began to wait, and found too little quota."""
+        quota = self.conditions.get("QuotaReserved")
+        return quota is not None and not quota.status and _lacks_quota(quota)
 
     def holds(self, condition: str) -> bool:
         """Tell whether a condition is True."""
@@ -197,6 +210,7 @@ def read_pod(body: Object, before: PodEntry | None = None) -> PodEntry | None:
         index=_index(labels),
         labels=_ours(labels),
         annotations=_ours(annotations),
+        ends_by=_time(metadata.get("deletionTimestamp")),
     )
 
 
@@ -249,6 +263,7 @@ class WorkloadReader:
             cluster_queue=(status.get("admission") or {}).get("clusterQueue") or "",
             owners=tuple(_owner(ref) for ref in metadata.get("ownerReferences") or ()),
             priority=int(spec.get("priority") or 0),
+            priority_class=(spec.get("priorityClassRef") or {}).get("name") or "",
             created_at=_time(metadata.get("creationTimestamp")) or self._clock(),
             active=active,
             pod_sets=_pod_sets(spec, status),
@@ -283,6 +298,11 @@ def wait_of(active: bool, conditions: Mapping[str, Condition], *, failed_check: 
     if quota.reason == "Pending":
         return Wait.OTHER if any(each in quota.message for each in _OTHER_WORDS) else Wait.QUOTA
     return Wait.OTHER
+
+
+def _lacks_quota(quota: Condition) -> bool:
+    """Tell whether Kueue says that an assignment failed for want of quota; an eviction says other things."""
+    return quota.reason in _REFUSALS or ("insufficient" in quota.message and "quota" in quota.message)
 
 
 def _changed_at(entry: WorkloadEntry) -> datetime:

@@ -1,10 +1,10 @@
 """One pool's facts, put together from the caches: what the entries say, at the moment `at`."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from operator import itemgetter
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from gpubank.adapters.kubernetes.kinds import Object
@@ -61,8 +61,11 @@ class PoolReader:
     def __init__(self, cluster: str, pool: str) -> None:
         self._cluster = cluster
         self._pool = pool
-        self._sums: dict[str, _Sums] = {}
-        self._workloads: dict[str, _Made] = {}
+        self._read_before: dict[str, _Read] = {}
+        self._workloads: tuple[WorkloadFacts, ...] = ()
+        self._staff = _Staff()
+        self._frame: tuple[object, ...] = ()
+        self._jobs: Mapping[str, JobEntry] = {}
         self._nodes: dict[str, tuple[tuple[object, ...], NodeFacts]] = {}
         self._seats: dict[str, tuple[Object, Seat | None]] = {}
         self._queues: dict[str, tuple[tuple[object, ...], QueueFacts]] = {}
@@ -72,37 +75,65 @@ class PoolReader:
         seats = self._read_seats(seen.queues)
         resource = next((name for body in seen.queues.values() if (name := queues.resource_of(body))), "")
         pods = [pod for pod in seen.pods if pod.requests.get(resource)]
-        staff = _Staff(pods)
-        known, self._workloads = self._workloads, {}
-        sums, self._sums = self._sums, {}
-        reserved = defaultdict[str, int](int)
-        for entry in seen.workloads:
-            held = sums.get(entry.uid)
-            if held is None or held.entry is not entry or held.resource != resource:
-                held = _Sums(entry, resource, entry.reserved, entry.gpus(resource), entry.declares(resource))
-            self._sums[entry.uid] = held
-            queue = entry.cluster_queue if held.reserved else seen.local_queues.get((entry.namespace, entry.queue), "")
-            if queue not in seats:
-                continue
-            if held.reserved:
-                reserved[queue] += held.gpus
-            if held.declared and not _long_finished(entry, at):
-                case = _Case(entry, seats[queue], resource, staff.of(entry), _jobs(entry, seen.jobs), _wait(entry, at))
-                made = known.get(entry.uid)
-                if made is None or made.case != case:
-                    facts = _workload(case)
-                    made = _Made((facts.created_at, facts.key.uid), case, facts)
-                self._workloads[entry.uid] = made
+        reserved = self._read_workloads(seen, seats, resource, pods, at)
         return PoolFacts(
             cluster=self._cluster,
             pool=self._pool,
             at=at,
             queues=self._read_queues(seen, seats, reserved),
-            workloads=tuple(made.facts for made in sorted(self._workloads.values(), key=itemgetter(0))),
+            workloads=self._workloads,
             nodes=self._read_nodes(seen, pods, resource),
             fail_safe_epoch=queues.fail_safe_epoch(seen.cohort),
             fail_safe_since=queues.fail_safe_since(seen.cohort),
         )
+
+    def _read_workloads(
+        self, seen: Seen, seats: Mapping[str, Seat], resource: str, pods: Sequence[PodEntry], at: datetime
+    ) -> Mapping[str, int]:
+        """Read every Workload whose entry, pods or job has changed, or that time changes; return what queues hold."""
+        moved = self._staff.follow(pods) | (seen.jobs.keys() ^ self._jobs.keys())
+        moved |= {uid for uid, job in seen.jobs.items() if self._jobs.get(uid) is not job}
+        frame = (resource, seats, seen.local_queues)
+        known = self._read_before if frame == self._frame else {}
+        now: dict[str, _Read] = {}
+        reserved = defaultdict[str, int](int)
+        changed, left = known is not self._read_before, len(known)
+        for entry in seen.workloads:
+            uid = entry.uid
+            read = known.get(uid)
+            left -= read is not None
+            if read is None or read.entry is not entry or read.with_time or not moved.isdisjoint(read.about):
+                fresh = self._read_one(entry, seen, seats, resource, at)
+                changed = changed or (read.facts if read else None) is not fresh.facts
+                read = fresh
+            now[uid] = read
+            if read.held:
+                reserved[read.queue] += read.held
+        if changed or left:
+            made = sorted((read for read in now.values() if read.facts is not None), key=attrgetter("order"))
+            self._workloads = tuple(read.facts for read in made if read.facts is not None)
+        self._read_before, self._frame, self._jobs = now, frame, seen.jobs
+        return reserved
+
+    def _read_one(
+        self, entry: WorkloadEntry, seen: Seen, seats: Mapping[str, Seat], resource: str, at: datetime
+    ) -> "_Read":
+        """Read one Workload; facts that come out as before are the ones of before."""
+        holds = entry.reserved
+        queue = entry.cluster_queue if holds else seen.local_queues.get((entry.namespace, entry.queue), "")
+        about = frozenset(owner.uid for owner in entry.owners) | {(entry.namespace, entry.name)}
+        order = (entry.created_at, entry.uid)
+        if queue not in seats:
+            return _Read(entry, about, order)
+        held = entry.gpus(resource) if holds else 0
+        if not entry.declares(resource) or _long_finished(entry, at):
+            return _Read(entry, about, order, queue, held)
+        case = _Case(entry, seats[queue], resource, self._staff.of(entry), _jobs(entry, seen.jobs), _wait(entry, at))
+        before = self._read_before.get(entry.uid)
+        same = before is not None and before.case == case
+        facts = before.facts if same and before is not None else _workload(case)
+        with_time = entry.finished or entry.requeue_at is not None
+        return _Read(entry, about, order, queue, held, case, facts, with_time)
 
     def _read_seats(self, bodies: Mapping[str, Object]) -> dict[str, Seat]:
         known, self._seats = self._seats, {}
@@ -147,22 +178,25 @@ class PoolReader:
         return tuple(facts for _, facts in self._nodes.values())
 
 
-class _Sums(NamedTuple):
-    """What one entry adds up to."""
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What came of one entry."""
 
     entry: WorkloadEntry
-    resource: str
-    reserved: bool
-    gpus: int
-    declared: bool
-
-
-class _Made(NamedTuple):
-    """Facts of one Workload, and what they were made of."""
+    about: frozenset[object]
+    """Whatever its pods and jobs are known by."""
 
     order: tuple[datetime, str]
-    case: "_Case"
-    facts: WorkloadFacts
+    queue: str = ""
+    held: int = 0
+    """GPUs that it holds of the queue."""
+
+    case: "_Case | None" = None
+    facts: WorkloadFacts | None = None
+    """None where it does not concern the pool."""
+
+    with_time: bool = False
+    """Whether time alone makes other facts of it."""
 
 
 class _Case(NamedTuple):
@@ -193,29 +227,39 @@ def _queue(name: str, seat: Seat, body: Object, reserved: int, fenced: Mapping[s
 class _Staff:
     """The pool's pods, by whom they belong to."""
 
-    def __init__(self, pods: Iterable[PodEntry]) -> None:
+    def __init__(self) -> None:
         self._by_uid: dict[str, PodEntry] = {}
-        self._by_owner = defaultdict[str, list[PodEntry]](list)
-        self._by_workload = defaultdict[tuple[str, str], list[PodEntry]](list)
-        for pod in pods:
-            self._by_uid[pod.uid] = pod
-            self._by_owner[pod.owner].append(pod)
+        self._by_owner: dict[str, dict[str, PodEntry]] = {}
+        self._by_workload: dict[tuple[str, str], dict[str, PodEntry]] = {}
+
+    def follow(self, pods: Iterable[PodEntry]) -> set[object]:
+        """Take over the pods as they are now; return by what those are known that have come, changed or gone."""
+        before, self._by_uid = self._by_uid, {pod.uid: pod for pod in pods}
+        gone = [pod for uid, pod in before.items() if self._by_uid.get(uid) is not pod]
+        new = [pod for uid, pod in self._by_uid.items() if before.get(uid) is not pod]
+        for pod in gone:
+            self._by_owner[pod.owner].pop(pod.uid)
             if pod.workload:
-                self._by_workload[pod.namespace, pod.workload].append(pod)
+                self._by_workload[pod.namespace, pod.workload].pop(pod.uid)
+        for pod in new:
+            self._by_owner.setdefault(pod.owner, {})[pod.uid] = pod
+            if pod.workload:
+                self._by_workload.setdefault((pod.namespace, pod.workload), {})[pod.uid] = pod
+        for pod in gone:  # nobody is left of an owner that is no more
+            if not self._by_owner.get(pod.owner, True):
+                del self._by_owner[pod.owner]
+            if pod.workload and not self._by_workload.get((pod.namespace, pod.workload), True):
+                del self._by_workload[pod.namespace, pod.workload]
+        return {name for pod in (*gone, *new) for name in (pod.uid, pod.owner, (pod.namespace, pod.workload))}
 
     def of(self, entry: WorkloadEntry) -> tuple[PodEntry, ...]:
         """Return a Workload's pods, however Kueue's integration ties them to it."""
-        if len(entry.owners) == 1 and (entry.namespace, entry.name) not in self._by_workload:
-            uid = entry.owners[0].uid
-            owned = self._by_owner.get(uid, ())
-            if len(owned) < 2 and uid not in self._by_uid:
-                return tuple(owned)
         found: dict[str, PodEntry] = {}
         for owner in entry.owners:
             if owner.uid in self._by_uid:
                 found[owner.uid] = self._by_uid[owner.uid]
-            found |= {pod.uid: pod for pod in self._by_owner.get(owner.uid, ())}
-        found |= {pod.uid: pod for pod in self._by_workload.get((entry.namespace, entry.name), ())}
+            found |= self._by_owner.get(owner.uid, {})
+        found |= self._by_workload.get((entry.namespace, entry.name), {})
         return tuple(sorted(found.values(), key=lambda pod: (pod.index, pod.name)))
 
 
@@ -236,6 +280,7 @@ def _workload(case: _Case) -> WorkloadFacts:
         gpus=entry.gpus(resource),
         pods=max(sum(each.count for each in entry.pod_sets if each.requests.get(resource)), 1),
         priority=entry.priority,
+        priority_class=entry.priority_class,
         created_at=entry.created_at,
         active=entry.active,
         reserved=entry.reserved,
@@ -243,6 +288,7 @@ def _workload(case: _Case) -> WorkloadFacts:
         finished=entry.finished,
         wait=wait,
         waiting_since=since,
+        refused=wait is Wait.QUOTA and entry.refused,
         evicted=evicted.reason if evicted and evicted.status else "",
         mark=entry.mark,
         version=entry.version,
@@ -257,6 +303,7 @@ def _workload(case: _Case) -> WorkloadFacts:
                 node=pod.node,
                 running=pod.running,
                 terminating=pod.terminating,
+                ends_by=pod.ends_by,
                 index=pod.index,
                 ip=pod.ip,
                 annotations=checkpoint_annotations(pod.annotations),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpubank.adapters.kubernetes.cache import Cache, Caches, Source
 from gpubank.adapters.kubernetes.kinds import (
@@ -49,6 +49,7 @@ class View:
         self.pods: Cache[PodEntry] = Cache(source, POD, read_pod, selectors=_UNFINISHED)
         self.nodes: Cache[NodeEntry] = Cache(source, NODE, read_node)
         self.jobs: Cache[JobEntry] = Cache(source, JOB, read_job)
+        self._places: tuple[tuple[int, int], dict[str, _Places]] = (-1, -1), {}
         self._by_kind: dict[Kind, Cache[Object]] = {
             cache.kind: cache for cache in (self.queues, self.local_queues, self.flavors, self.cohorts)
         }
@@ -76,23 +77,39 @@ class View:
 
     def seen(self, pool: str, fenced: Mapping[str, int]) -> Seen:
         """Return what may concern a pool."""
-        ours = {body["metadata"]["name"]: body for body in self.queues if queues.belongs(body, pool)}
+        places = self._places_of(pool)
         flavor = self.flavors.get(flavor_name(pool))
         return Seen(
-            queues=ours,
+            queues=places.queues,
             cohort=self.cohorts.get(cohort_name(pool)),
             flavor=flavor if flavor and queues.belongs(flavor, pool) else None,
-            local_queues={
-                (body["metadata"]["namespace"], body["metadata"]["name"]): body["spec"]["clusterQueue"]
-                for body in self.local_queues
-                if body["spec"].get("clusterQueue") in ours
-            },
+            local_queues=places.local_queues,
             workloads=self.workloads,
             pods=self.pods,
             nodes=self.nodes,
             jobs={job.uid: job for job in self.jobs},
             fenced=fenced,
         )
+
+    def of_pool(self, pool: str) -> Mapping[str, Object]:
+        """Return the pool's ClusterQueues by name."""
+        return self._places_of(pool).queues
+
+    def _places_of(self, pool: str) -> "_Places":
+        """Return where work of a pool waits; put together anew only when a queue of any kind has changed."""
+        edits = (self.queues.edits, self.local_queues.edits)
+        if self._places[0] != edits:
+            self._places = edits, {}
+        known = self._places[1]
+        if pool not in known:
+            ours = {body["metadata"]["name"]: body for body in self.queues if queues.belongs(body, pool)}
+            leading = {
+                (body["metadata"]["namespace"], body["metadata"]["name"]): body["spec"]["clusterQueue"]
+                for body in self.local_queues
+                if body["spec"].get("clusterQueue") in ours
+            }
+            known[pool] = _Places(ours, leading)
+        return known[pool]
 
     def users(self, queue: str) -> list[WorkloadEntry]:
         """Return the unfinished Workloads that hold quota of a ClusterQueue or wait for it."""
@@ -120,6 +137,13 @@ class View:
             stack.enter_context(self.nodes.heard_by(listener))
             stack.enter_context(self.jobs.heard_by(listener))
             yield
+
+
+class _Places(NamedTuple):
+    """Where work of one pool waits."""
+
+    queues: Mapping[str, Object]
+    local_queues: Mapping[tuple[str, str], str]
 
 
 def _whole(body: Object, before: Object | None) -> Object:

@@ -219,3 +219,20 @@ def test_only_jobs_that_say_something_to_the_bank_are_kept() -> None:
     entry = read_job({"metadata": {"uid": "j", "labels": {"app": "x", RETRYABLE_LABEL: "true"}}})
     assert entry is not None
     assert entry.labels == {RETRYABLE_LABEL: "true"}
+
+
+@pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        pytest.param((), False, id="nothing-said-yet"),
+        pytest.param((condition("QuotaReserved", False, "Pending", NO_QUOTA),), True, id="no-quota"),
+        pytest.param((condition("QuotaReserved", False, "Pending", BEYOND),), True, id="beyond"),
+        pytest.param((condition("QuotaReserved", False, "WaitingForQuota"),), True, id="said-no-quota"),
+        pytest.param(
+            (condition("QuotaReserved", False, "Pending", "The workload is deactivated"),), False, id="evicted"
+        ),
+        pytest.param((condition("QuotaReserved", True, "QuotaReserved", NO_QUOTA),), False, id="admitted"),
+    ],
+)
+def test_work_is_refused_only_where_a_cycle_found_too_little_quota(told: tuple[Object, ...], refused: bool) -> None:
+    assert read(workload(*told)).refused is refused

@@ -3,6 +3,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpubank.adapters.kubernetes.kinds import Object
 from gpubank.adapters.kubernetes.kueue import queues
@@ -92,6 +94,7 @@ def facts(
     own: Object | None = None,
     flavor: Object | None = None,
     reader: PoolReader | None = None,
+    at: datetime = NOW,
 ) -> PoolFacts:
     both = {body["metadata"]["name"]: body for body in (own or queue(Side.OWN, 16), queue(Side.BORROW, 0))}
     seen = Seen(
@@ -105,7 +108,7 @@ def facts(
         jobs=jobs or {},
         fenced={},
     )
-    return (reader or PoolReader("c", "h100")).read(seen, at=NOW)
+    return (reader or PoolReader("c", "h100")).read(seen, at=at)
 
 
 @pytest.mark.parametrize(("told", "want"), [(0, 16), (24, 24)])
@@ -198,3 +201,56 @@ def test_what_has_not_changed_is_not_made_anew_and_what_has_is() -> None:
     assert [each.name for each in changed.workloads[0].pod_facts] == ["p"]
     assert changed.nodes[0].used == 8
     assert facts(reader=reader).workloads == ()
+
+
+class Cluster:
+    """Entries that change one at a time, as the caches have them."""
+
+    def __init__(self) -> None:
+        self.workloads: dict[str, WorkloadEntry] = {}
+        self.pods: dict[str, PodEntry] = {}
+        self.jobs: dict[str, JobEntry] = {}
+
+    def change(self, name: str, what: str) -> None:
+        """Have something happen to a Workload."""
+        queue = "h100" if len(name) % 2 else "h100-borrow"
+        if what == "submit":
+            self.workloads[name] = workload(name, queue=queue)
+        elif what == "go":
+            self.workloads.pop(name, None)
+        elif what == "elsewhere":
+            self.workloads[name] = workload(name, queue="somebody-elses")
+        elif what == "admit":
+            side = "own" if queue == "h100" else "borrow"
+            held = holds("QuotaReserved", "Admitted")
+            self.workloads[name] = workload(name, queue=queue, cluster_queue=f"ads.h100.{side}", conditions=held)
+        elif what == "finish":
+            self.workloads[name] = workload(name, queue=queue, conditions=holds("Finished"))
+        elif what == "back off":
+            ahead = NOW + timedelta(seconds=3)
+            self.workloads[name] = workload(name, queue=queue, wait=Wait.BACKOFF, requeue_at=ahead)
+        elif what == "pod":
+            self.pods[name] = pod(f"{name}-0", owner=f"job-{name}")
+        elif what == "pod of Kueue":
+            self.pods[name] = pod(f"{name}-0", owner="child", workload=name)
+        elif what == "end":
+            self.pods.pop(name, None)
+        else:
+            self.jobs[f"job-{name}"] = JobEntry(f"job-{name}", {RETRYABLE_LABEL: what}, {})
+
+
+CHANGES = ("submit", "go", "elsewhere", "admit", "finish", "back off", "pod", "pod of Kueue", "end", "true", "false")
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["a", "bb", "ccc"]), st.sampled_from(CHANGES)), max_size=25))
+def test_a_reader_that_has_read_before_reads_what_a_new_one_does(changes: list[tuple[str, str]]) -> None:
+    cluster, old = Cluster(), PoolReader("c", "h100")
+    for seconds, (name, what) in enumerate(changes):
+        cluster.change(name, what)
+        at = NOW + timedelta(seconds=seconds)
+        parts: dict[str, Any] = {"pods": cluster.pods.values(), "jobs": dict(cluster.jobs), "at": at}
+        found = facts(*cluster.workloads.values(), reader=old, **parts)
+        assert found == facts(*cluster.workloads.values(), **parts)
+        again = facts(*cluster.workloads.values(), reader=old, **parts)
+        assert all(one is other for one, other in zip(found.workloads, again.workloads, strict=True))

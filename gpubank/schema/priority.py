@@ -1,0 +1,96 @@
+"""A ValidatingAdmissionPolicy on priorities: work in a pool's queues names only the classes that the pool allows.
+
+Judged when work is made and when it is queued anew or names another class; work that runs is not judged by a list that
+was changed since. Naming no class is always allowed. Kueue takes the label `kueue.x-k8s.io/priority-class`, and without
+it the pod template's priorityClassName.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from gpubank.domain.base import BORROW_SUFFIX
+from gpubank.domain.contract import PRIORITY_CLASS_LABEL, QUEUE_LABEL
+from gpubank.schema.admission import (
+    NOT_DELETING,
+    SERVICES,
+    SUSPENDABLE,
+    Manifest,
+    Resources,
+    bound,
+    or_empty,
+    policy,
+)
+
+_QUEUED: Final = f"'{QUEUE_LABEL}' in {or_empty('object.metadata.labels')}"
+
+
+def _label(holder: str, name: str) -> str:
+    labels = or_empty(f"{holder}.metadata.labels")
+    return f"('{name}' in {labels} ? {labels}['{name}'] : '')"
+
+
+def _template_class(holder: str) -> str:
+    """Read priorityClassName of the pod template, where the kind has one; Kueue reads it likewise."""
+    spec = f"{holder}.spec.template.spec"
+    there = f"has({holder}.spec) && has({holder}.spec.template) && has({spec}) && has({spec}.priorityClassName)"
+    return f"({there} ? {spec}.priorityClassName : '')"
+
+
+def _pod_class(holder: str) -> str:
+    return f"(has({holder}.spec.priorityClassName) ? {holder}.spec.priorityClassName : '')"
+
+
+def priority_policies() -> list[Manifest]:
+    """Render the policies and their bindings, each policy before its binding."""
+    templated = [("batch", ("jobs",)), *SERVICES]
+    return bound(
+        _judge("priority-class-jobs", templated, _template_class),
+        _judge("priority-class-other-kinds", SUSPENDABLE, None),
+        _judge("priority-class-pods", [("", ("pods",))], _pod_class),
+    )
+
+
+def _judge(name: str, resources: Resources, named: Callable[[str], str] | None) -> Manifest:
+    """Judge kinds whose priority class stands in the label, or where `named` says."""
+    is_pod = named is _pod_class
+
+    def of(holder: str) -> str:
+        label = _label(holder, PRIORITY_CLASS_LABEL)
+        return f"({label} != '' ? {label} : {named(holder)})" if named is not None else label
+
+    queue, before = _label("object", QUEUE_LABEL), _label("oldObject", QUEUE_LABEL)
+    anew = f"request.operation == 'CREATE' || {queue} != {before} || {of('object')} != {of('oldObject')}"
+    conditions = {"in-a-queue": _QUEUED, "not-being-deleted": NOT_DELETING, "queued-anew": anew}
+    if is_pod:  # whose owner was judged
+        owned = "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(owner,"
+        conditions["owned-by-nobody"] = f"!({owned} has(owner.controller) && owner.controller))"
+    limits = "params.spec.limits.allowedPriorityClasses"
+    return policy(
+        name,
+        resources,
+        ["CREATE"] if is_pod else ["CREATE", "UPDATE"],
+        [
+            {"name": "queue", "expression": queue},
+            {"name": "named", "expression": of("object")},
+            {
+                "name": "allowed",
+                "expression": f"has(params.spec.limits) && has({limits}) ? {limits} : []",
+            },
+            {
+                "name": "concerned",
+                "expression": "variables.queue == params.metadata.name"
+                f" || variables.queue == params.metadata.name + '{BORROW_SUFFIX}'",
+            },
+        ],
+        [
+            {
+                "expression": "!variables.concerned || variables.named == '' || size(variables.allowed) == 0"
+                " || variables.named in variables.allowed",
+                "messageExpression": "'priority class ' + variables.named + ' is none that pool '"
+                " + params.metadata.name + ' allows (' + variables.allowed.join(', ') + '); name one of them, or none'",
+                "reason": "Forbidden",
+            }
+        ],
+        conditions=conditions,
+        params="GPUPool",
+    )
