@@ -166,6 +166,19 @@ class KueueSettings(_Section):
         return self
 
 
+class WorkerSettings(_Section):
+    """The worker's place among others of other versions; see docs/how-to/upgrade.md."""
+
+    deployment: Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")] = ""
+    """Name of a Temporal Worker Deployment, one for all workers of a namespace; empty means unversioned.
+
+    A versioned worker is given nothing until its build is made current, and is not ready until then.
+    """
+
+    build_id: Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")] = ""
+    """Build of this worker; empty means the program's version, which is the image's tag."""
+
+
 class WatchdogSettings(_Section):
     """The watchdog, which hands a pool to the scheduler when the bank is dead."""
 
@@ -264,6 +277,7 @@ class Settings(BaseSettings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     controller: ControllerSettings = ControllerSettings()
     kueue: KueueSettings = KueueSettings()
+    worker: WorkerSettings = WorkerSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
     incidents: IncidentSettings = IncidentSettings()

@@ -6,8 +6,9 @@ A part of `gpubank.client`, which says the rest.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest
 from temporalio.client import (
     Client,
     Schedule,
@@ -52,11 +53,35 @@ class NoSuchProcessError(PolicyError):
     """No such loan or recall runs, or its history is not kept any more."""
 
 
+class Routing(NamedTuple):
+    """Which builds of a Worker Deployment are given work."""
+
+    current: str
+    """Empty where that is unversioned workers."""
+
+    ramping: str
+    """Build that is given a part; empty where none is."""
+
+
 class Upkeep:
     """The bank's upkeep in one Temporal namespace."""
 
     def __init__(self, temporal: Client) -> None:
         self.temporal = temporal
+
+    # ---- versions of the worker
+
+    async def routing(self, deployment: str) -> Routing:
+        """Return which builds of a Worker Deployment are given work; none where the server knows no such deployment."""
+        request = DescribeWorkerDeploymentRequest(namespace=self.temporal.namespace, deployment_name=deployment)
+        try:
+            with in_words(f"worker deployment {deployment!r}"):
+                answer = await self.temporal.workflow_service.describe_worker_deployment(request, timeout=CALL_TIMEOUT)
+        except NoSuchProcessError:
+            return Routing("", "")
+        routes = answer.worker_deployment_info.routing_config
+        ramping = routes.ramping_deployment_version.build_id if routes.ramping_version_percentage > 0 else ""
+        return Routing(routes.current_deployment_version.build_id, ramping)
 
     # ---- heartbeats
 

@@ -13,8 +13,10 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from importlib import metadata
 
 from lightkube import AsyncClient, KubeConfig
+from temporalio.common import WorkerDeploymentVersion
 
 from activities.interfaces import BANK_QUEUE, cluster_queue
 from gpubank.adapters.checkpoint import AddressRules, AnnotationHook, CheckpointHooks, ExecHook, FsspecStorage, HttpHook
@@ -38,7 +40,7 @@ from gpubank.faultgate import FaultGate
 from gpubank.logs import configure
 from gpubank.ports import CheckpointHook
 from gpubank.probes import serving
-from gpubank.settings import CheckpointSettings, ClusterSettings, Mode, Settings, WebhookSettings
+from gpubank.settings import CheckpointSettings, ClusterSettings, Mode, Settings, WebhookSettings, WorkerSettings
 from workers.telemetry import Telemetry
 from workers.wiring import Ports, make_workers, run_workers
 
@@ -80,11 +82,21 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             faults=_gate(settings),
         )
         await stack.enter_async_context(watching_cycles(settings.kueue, backend.measured, telemetry.registry))
-        probes = telemetry.probes((BANK_QUEUE, cluster_queue(cluster.name)))
+        version = version_of(settings.worker)
+        probes = telemetry.probes((BANK_QUEUE, cluster_queue(cluster.name)), version)
         await stack.enter_async_context(serving(settings.observability, probes))
         counting = asyncio.create_task(telemetry.watch(client))
         stack.callback(counting.cancel)
-        await run_workers(make_workers(client.temporal, cluster.name, ports, client), stop)
+        following = asyncio.create_task(telemetry.follow(client, version))
+        stack.callback(following.cancel)
+        await run_workers(make_workers(client.temporal, cluster.name, ports, client, version), stop)
+
+
+def version_of(settings: WorkerSettings) -> WorkerDeploymentVersion | None:
+    """Return the version that the worker is deployed as; None where it is unversioned."""
+    if not settings.deployment:
+        return None
+    return WorkerDeploymentVersion(settings.deployment, settings.build_id or metadata.version("gpubank"))
 
 
 def _gate(settings: Settings) -> FaultGate | None:

@@ -4,7 +4,8 @@
                                   └─ loopback ─▶ the library's own endpoint: temporal_*, and the poller gauge
 
 A worker is alive while it polls: that gauge is looked at, and never when it last had a task, for a bank at rest has
-none for hours.
+none for hours. One of a build that is not current polls too, and is given nothing: it is alive, and not ready, so
+that a rollout keeps the workers of the build before until the new one is made current.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from typing import Final
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
+from temporalio.common import WorkerDeploymentVersion
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 
 from gpubank.client import BankClient
@@ -39,6 +41,9 @@ SILENT_AFTER: Final = 120.0
 COUNT_EVERY: Final = 60.0
 """Seconds between two counts of stuck workflows."""
 
+FOLLOW_EVERY: Final = 5.0
+"""Seconds between two looks at which build is current."""
+
 _LOOPBACK: Final = "127.0.0.1"
 _TRIES: Final = 5
 
@@ -56,15 +61,19 @@ class Telemetry:
         self._stuck = gauge(STUCK, self.registry)
         self._stuck.set(float("nan"))  # not known yet
         self._queues: dict[str, float] = {}
+        self._waits = ""
 
     async def close(self) -> None:
         """Close every socket of this side."""
         await self._http.aclose()
 
-    def probes(self, queues: Sequence[str]) -> Probes:
-        """Return what the process shows, as a worker of these task queues."""
+    def probes(self, queues: Sequence[str], version: WorkerDeploymentVersion | None = None) -> Probes:
+        """Return what the process shows, as a worker of these task queues and of this version."""
         self._queues = dict.fromkeys(queues, self._monotonic())
-        return Probes(self.registry, live=(self._alive,), ready=(self._polls,), further=self.library)
+        if version is not None:
+            self._waits = f"it is not known yet whether {_named(version)} is current"
+        ready = (self._polls, self._given_work)
+        return Probes(self.registry, live=(self._alive,), ready=ready, further=self.library)
 
     def ended(self, demand: Demand, state: DemandState, at: datetime) -> None:
         """Count a demand that a Reclaim ended."""
@@ -98,6 +107,26 @@ class Telemetry:
                 log.warning("%s", error)
             await asyncio.sleep(COUNT_EVERY)
 
+    async def follow(self, client: BankClient, version: WorkerDeploymentVersion | None) -> None:
+        """Look whether workers of this version are given work, until cancelled; at once where there is none.
+
+        While Temporal does not answer, what was seen last holds on.
+        """
+        while version is not None:
+            try:
+                routing = await client.routing(version.deployment_name)
+            except BackendError as error:
+                log.warning("%s", error)
+            else:
+                waits = "" if version.build_id in routing else f"{_named(version)} is not current"
+                if waits != self._waits:
+                    log.info("%s", waits or f"{_named(version)} is given work")
+                self._waits = waits
+            await asyncio.sleep(FOLLOW_EVERY)
+
+    async def _given_work(self) -> str:
+        return self._waits
+
     async def _polls(self) -> str:
         found = await self._look()
         idle = [queue for queue in self._queues if not found[queue]]
@@ -113,6 +142,10 @@ class Telemetry:
         found = await self.pollers()
         self._queues |= {queue: self._monotonic() for queue in self._queues if found[queue]}
         return found
+
+
+def _named(version: WorkerDeploymentVersion) -> str:
+    return f"build {version.build_id} of worker deployment {version.deployment_name}"
 
 
 def _runtime() -> tuple[Runtime, str]:

@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 from temporalio.client import Client
-from temporalio.worker import Interceptor, Worker
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.books import BookActivities
@@ -161,8 +162,23 @@ def sandbox() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
 
 
-def make_workers(client: Client, cluster: str, ports: Ports, dispatch: Dispatch) -> tuple[Worker, Worker]:
-    """Return the worker of workflows and ledger, and the one beside the cluster."""
+def deployed(version: WorkerDeploymentVersion | None) -> WorkerDeploymentConfig | None:
+    """Return how a worker of this version takes part in its deployment; None for an unversioned one.
+
+    Loans outlive every build, so a running workflow goes on with whatever build is current. That is said here, for the
+    worker as a whole: on a workflow's definition it would have an unversioned worker refused every task, for ever.
+    """
+    if version is None:
+        return None
+    return WorkerDeploymentConfig(
+        version=version, use_worker_versioning=True, default_versioning_behavior=VersioningBehavior.AUTO_UPGRADE
+    )
+
+
+def make_workers(
+    client: Client, cluster: str, ports: Ports, dispatch: Dispatch, version: WorkerDeploymentVersion | None = None
+) -> tuple[Worker, Worker]:
+    """Return the worker of workflows and ledger, and the one beside the cluster; both unversioned without a version."""
     bank = Worker(
         client,
         task_queue=BANK_QUEUE,
@@ -175,6 +191,7 @@ def make_workers(client: Client, cluster: str, ports: Ports, dispatch: Dispatch)
         max_concurrent_workflow_tasks=max(4, 2 * (os.cpu_count() or 1)),
         interceptors=ports.interceptors(),
         graceful_shutdown_timeout=GRACEFUL,
+        deployment_config=deployed(version),
     )
     beside = Worker(
         client,
@@ -184,6 +201,7 @@ def make_workers(client: Client, cluster: str, ports: Ports, dispatch: Dispatch)
         # A release reaches a running verification with its heartbeat.
         max_heartbeat_throttle_interval=timedelta(seconds=5),
         graceful_shutdown_timeout=GRACEFUL,
+        deployment_config=deployed(version),
     )
     return bank, beside
 

@@ -196,9 +196,8 @@ def _remove_groups(groups: list[Path]) -> None:
         for folder in sorted((each for each in group.glob("**/") if each.is_dir()), reverse=True):
             with suppress(OSError):
                 folder.rmdir()
-    for parent in {group.parent for group in groups}:
-        with suppress(OSError):
-            parent.rmdir()  # not if another containerd's containers are in it
+    # Those of containers that ended are gone already. Not if another containerd's containers are in it.
+    _remove_empty(_CGROUPS / "k8s.io", *_CGROUPS.glob("*/k8s.io"))
 
 
 def _remove_shim_socket(bundle: Path) -> None:

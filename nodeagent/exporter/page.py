@@ -5,8 +5,9 @@ text or OpenMetrics, plain or gzip ── written when the first scrape asks for
 + a few lines as of now ── ages grow also while nothing is collected
 """
 
-import gzip
+import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -16,12 +17,23 @@ from nodeagent.exporter.exposition import Family
 _LEVEL: Final = 1
 """Of gzip: label-heavy text shrinks tenfold at any level."""
 
+_GZIP_HEAD: Final = b"\x1f\x8b\x08" + bytes(5) + b"\x04\xff"
+"""RFC 1952, section 2.3: deflate, no name, no time, fastest, system unknown."""
+
 
 class Form(NamedTuple):
     """How an answer is written."""
 
     openmetrics: bool = False
     compressed: bool = False
+
+
+class _Written(NamedTuple):
+    """The part of an answer that does not change: as sent, with the plain text's sum and size for gzip's trailer."""
+
+    sent: bytes
+    crc: int
+    size: int
 
 
 Live = Callable[[], Iterable[Family]]
@@ -34,7 +46,7 @@ class Page:
         """Write `forms` at once."""
         self._families = tuple(families)
         self._live = live
-        self._written: dict[Form, bytes] = {}
+        self._written: dict[Form, _Written] = {}
         self._lock = threading.Lock()
         for form in forms:
             self._body(form)
@@ -46,23 +58,32 @@ class Page:
 
     def answer(self, form: Form) -> bytes:
         """Return the whole answer in a form."""
-        return self._body(form) + _write(self._live(), form, last=True)
+        body, live = self._body(form), _text(self._live(), form, last=True)
+        if not form.compressed:
+            return body.sent + live
+        # One member: readers that stop after the first of several are common, and would miss these lines.
+        trailer = struct.pack("<II", zlib.crc32(live, body.crc), (body.size + len(live)) & 0xFFFFFFFF)
+        return _GZIP_HEAD + body.sent + _deflated(live, zlib.Z_FINISH) + trailer
 
-    def _body(self, form: Form) -> bytes:
+    def _body(self, form: Form) -> _Written:
         found = self._written.get(form)
         if found is None:
             with self._lock:
                 found = self._written.get(form)
                 if found is None:
-                    found = self._written[form] = _write(self._families, form, last=False)
+                    plain = _text(self._families, form, last=False)
+                    # Ends on a whole byte and is not the last block, so that another stream's blocks may follow.
+                    sent = _deflated(plain, zlib.Z_FULL_FLUSH) if form.compressed else plain
+                    found = self._written[form] = _Written(sent, zlib.crc32(plain), len(plain))
         return found
 
 
-def _write(families: Iterable[Family], form: Form, *, last: bool) -> bytes:
+def _text(families: Iterable[Family], form: Form, *, last: bool) -> bytes:
     if form.openmetrics:
-        text = exposition.openmetrics(families) + (exposition.END if last else "")
-    else:
-        text = exposition.text(families)
-    # Two gzip members after one another are one stream to every reader.
-    raw = text.encode()
-    return gzip.compress(raw, _LEVEL, mtime=0) if form.compressed else raw
+        return (exposition.openmetrics(families) + (exposition.END if last else "")).encode()
+    return exposition.text(families).encode()
+
+
+def _deflated(plain: bytes, flush: int) -> bytes:
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return stream.compress(plain) + stream.flush(flush)

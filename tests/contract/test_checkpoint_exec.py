@@ -6,6 +6,7 @@ A real kubelet behind it is the node agent's business; here the frames, the exit
 import asyncio
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -33,18 +34,33 @@ async def get_pod(call: web.Request) -> web.Response:
         status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "message": "not found"}
         return as_json(status, status=404)
     metadata = {"name": "job-0", "namespace": "a", "uid": UID}
-    return as_json({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+    containers = [{"name": "train", "image": "train"}, {"name": "other", "image": "other"}]
+    return as_json({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}})
+
+
+def not_there(program: str) -> dict[str, object]:
+    """Say what a kubelet says of a program that runc does not find: no exit code, only words."""
+    fact = "error executing command in container: failed to exec in container: OCI runtime exec failed: exec failed: "
+    reason = f'unable to start container process: exec: "{program}": executable file not found in $PATH'
+    message = f"Internal error occurred: {fact}{reason}"
+    details = {"causes": [{"message": message}]}
+    status = {"status": "Failure", "reason": "InternalError", "code": 500, "message": message, "details": details}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **status}
 
 
 async def exec_in_pod(call: web.Request) -> web.StreamResponse:
     """Run the command here and tell output and exit code in the frames of v5.channel.k8s.io."""
-    if call.query.get("container", "train") != "train":
+    if call.query.get("container") != "train":
         status = {"kind": "Status", "status": "Failure", "code": 400, "message": "container not found"}
         return as_json(status, status=400)
     socket = web.WebSocketResponse(protocols=["v5.channel.k8s.io"])
     await socket.prepare(call)
+    command = call.query.getall("command")
+    if shutil.which(command[0]) is None:
+        await socket.send_bytes(b"\x03" + json.dumps(not_there(command[0])).encode())
+        return socket
     process = await asyncio.create_subprocess_exec(
-        *call.query.getall("command"), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
         stdout, stderr = await process.communicate()
@@ -128,6 +144,16 @@ async def test_pod_with_another_uid_or_none_is_a_conflict_and_nothing_runs(pods:
 async def test_refused_upgrade_is_a_failure_that_may_pass(pods: LightkubePods) -> None:
     with pytest.raises(BackendError, match="pod a/job-0"):
         await pods.run("a", "job-0", uid=UID, container="other", command=["/bin/true"], timeout=SOON)
+
+
+async def test_program_that_is_not_there_has_failed_for_good(pods: LightkubePods) -> None:
+    target = CheckpointTarget(
+        namespace="a", pod="job-0", uid=UID, transport=Transport.EXEC, endpoint="no-such-hook", storage="file:///x"
+    )
+    answer = await ExecHook(pods).answer(target, "r-1")
+    assert answer is not None
+    assert answer.state is CheckpointState.FAILED
+    assert "executable file not found" in answer.message
 
 
 async def test_hook_reads_the_answer_of_the_command(pods: LightkubePods) -> None:

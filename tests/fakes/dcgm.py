@@ -1,6 +1,6 @@
 """dcgm-exporter as it answers a scrape: its series of three GPUs, one of them in MIG mode, served over HTTP.
 
-As recorded from its releases before 4.9: labels and units are its own, it maps pods by itself where it knows the
+Written by hand after its releases before 4.9: labels and units are its own, it maps pods by itself where it knows the
 resource, and on a GPU in MIG mode it repeats what is of the GPU on every instance (NVIDIA/dcgm-exporter issue 257).
 """
 

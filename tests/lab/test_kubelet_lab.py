@@ -94,7 +94,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a kubelet, as far as the lab's claims go."""
     places = {"KUBELET": "kubelet", "RUN": "run", "_LOCK": "lock"}
     # A lab with a real kubelet may run meanwhile.
-    places |= dict.fromkeys(("_CNI_RESULTS", "_LOG_LINKS", "_SHIM_SOCKETS"), "nothing")
+    places |= dict.fromkeys(("_CNI_RESULTS", "_LOG_LINKS", "_SHIM_SOCKETS", "_CGROUPS"), "nothing")
     for name, folder in places.items():
         monkeypatch.setattr(machine, name, tmp_path / folder)
     monkeypatch.setattr(machine, "TASKS", tmp_path / "run" / "tasks")

@@ -5,6 +5,7 @@ The pod templates are those of the page for owners of training jobs.
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +20,7 @@ from lightkube import AsyncClient, KubeConfig
 
 from gpubank.adapters.checkpoint import ExecHook, LightkubePods
 from gpubank.adapters.kubernetes.kinds import WORKLOAD, Object
-from gpubank.domain.checkpoint import CheckpointState, CheckpointTarget
+from gpubank.domain.checkpoint import CheckpointAnswer, CheckpointState, CheckpointTarget
 from gpubank.domain.contract import RETRYABLE_LABEL, WORKLOAD_TYPE_LABEL, Side, Transport
 from gpubank.domain.facts import PoolFacts
 from gpubank.domain.loan import LineState
@@ -69,6 +70,10 @@ print("begins", flush=True)
 while not (folder / "done").exists():
     time.sleep(0.1)
 """
+IDLES = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"
+SAYS_WHICH = shlex.join(
+    ["python", "-c", "import json, os; print(json.dumps({'state': 'failed', 'message': os.environ['WHICH']})); exit(1)"]
+)
 WAITS = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)"
 
 
@@ -331,23 +336,36 @@ def lives(folder: Path) -> bool:
         return False
 
 
-async def test_a_hook_command_that_the_image_does_not_have_has_failed_and_is_not_waited_for(gpus: RealNode) -> None:
-    uid = gpus.run("bare", podspec.idle_pod())
-    await asyncio.to_thread(gpus.await_phase, "bare", "Running")
+async def test_a_hook_command_runs_in_the_default_container_and_one_that_is_not_there_has_failed(
+    gpus: RealNode,
+) -> None:
+    spec = podspec.python_pod(["-c", IDLES], environment={"WHICH": "first"})
+    (first,) = spec["containers"]
+    second = first | {"name": "second", "env": [*first["env"], {"name": "WHICH", "value": "second"}]}
+    uid = gpus.run("two", spec | {"containers": [first, second]})
+    await asyncio.to_thread(gpus.await_phase, "two", "Running")
     client = AsyncClient(config=KubeConfig.from_file(str(gpus.lab.kubeconfig)), trust_env=False)
+    pods = LightkubePods(client)
+
+    async def asked(command: str) -> CheckpointAnswer | None:
+        target = CheckpointTarget(
+            namespace="default", pod="two", uid=uid, transport=Transport.EXEC, endpoint=command, storage="file:///x"
+        )
+        return await ExecHook(pods).answer(target, "r-1")
+
     try:
-        for command in ("no-such-program checkpoint", "/no/such/program checkpoint"):
-            target = CheckpointTarget(
-                namespace="default",
-                pod="bare",
-                uid=uid,
-                transport=Transport.EXEC,
-                endpoint=command,
-                storage="file:///x",
-            )
-            answer = await ExecHook(LightkubePods(client)).answer(target, "r-1")
+        for command in ("no-such-program", "/no/such/program"):
+            answer = await asked(command)
             assert answer is not None
             assert answer.state is CheckpointState.FAILED
-            assert command.split()[0] in answer.message
+            assert f'exec: "{command}": ' in answer.message
+        assert which(await asked(SAYS_WHICH)) == "first"
+        await pods.write("default", "two", uid=uid, annotations={"kubectl.kubernetes.io/default-container": "second"})
+        assert which(await asked(SAYS_WHICH)) == "second"
     finally:
         await client.close()
+
+
+def which(answer: CheckpointAnswer | None) -> str:
+    assert answer is not None
+    return answer.message

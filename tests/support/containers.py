@@ -111,6 +111,9 @@ class Pods:
             async for kind, pod in connection.watch(POD, version=version, selectors={}):
                 version = pod["metadata"]["resourceVersion"]
                 if kind != "BOOKMARK":
+                    import datetime, json  # DEBUG
+                    m = pod["metadata"]
+                    if "deaf" in m["name"]: print(datetime.datetime.now(), kind, m["name"], m.get("deletionTimestamp"), m.get("deletionGracePeriodSeconds"), m.get("finalizers"), json.dumps([c["state"] for c in pod["status"].get("containerStatuses", [])]), file=open("/tmp/containers/deaf.log","a"))  # DEBUG
                     self._last[pod["metadata"]["uid"]] = pod
 
 

@@ -1,6 +1,7 @@
-"""Records histories and fingerprints: `python -m tests.workflows.record [WHAT ...] [--unreleased]`.
+"""Records histories, fingerprints and messages: `python -m tests.workflows.record [WHAT ...] [--unreleased]`.
 
-WHAT is `histories` (Loans and Reclaims), `upkeep` (heartbeats and sweeps) or `fingerprints`; all of it by default.
+WHAT is `histories` (Loans and Reclaims), `upkeep` (heartbeats and sweeps), `fingerprints` or `messages`; all of it by
+default.
 Fingerprints are written only when a new `workflow.patched` guards what has changed; `--unreleased` says that no
 workflow of a released version runs anywhere.
 """
@@ -26,7 +27,7 @@ from gpubank.embedded.devserver import DevServer
 from gpubank.exit import clean_exit
 from tests.fakes.bank import FakeBank, fake_bank
 from tests.fakes.trainer import Mood
-from tests.workflows import fingerprints
+from tests.workflows import fingerprints, messages
 from tests.workflows.conftest import connected
 from workflows import attributes
 from workflows.sweep import SweepWorkflow
@@ -205,6 +206,7 @@ def main(arguments: list[str]) -> None:
         "histories",
         "upkeep",
         "fingerprints",
+        "messages",
     }
     code = 0
     if "histories" in what:
@@ -213,6 +215,8 @@ def main(arguments: list[str]) -> None:
         asyncio.run(record_upkeep())
     if "fingerprints" in what:
         code = record_fingerprints(unreleased="--unreleased" in arguments)
+    if "messages" in what:
+        messages.write()
     clean_exit(code)
 
 

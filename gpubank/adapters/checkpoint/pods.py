@@ -4,7 +4,7 @@ import asyncio
 import io
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 from httpx2.websockets import HTTPXWSException
@@ -16,6 +16,10 @@ from gpubank.adapters.checkpoint.annotation import PodNotes
 from gpubank.adapters.checkpoint.exec import ExecResult
 from gpubank.domain.checkpoint import MAX_ANSWER_BYTES
 from gpubank.domain.errors import BackendError, ConflictError
+
+_NOT_THERE: Final = 127
+"""Exit code of a shell for a program that is not there."""
+_DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 
 
 class LightkubePods:
@@ -29,18 +33,8 @@ class LightkubePods:
 
     async def read(self, namespace: str, pod: str) -> PodNotes | None:
         """Return the annotations; None if there is no such pod."""
-        try:
-            found = await self._client.get(Pod, pod, namespace=namespace)
-        except ApiError as error:
-            if error.status.code == 404:
-                return None
-            raise _backend_error(namespace, pod, error) from error
-        except httpx2.HTTPError as error:
-            raise _backend_error(namespace, pod, error) from error
-        metadata = found.metadata
-        if metadata is None or metadata.uid is None:
-            raise BackendError(f"pod {namespace}/{pod} has no uid; is that an API server?")
-        return PodNotes(uid=metadata.uid, annotations=dict(metadata.annotations or {}))
+        found = await self._get(namespace, pod)
+        return None if found is None else _notes(namespace, pod, found)
 
     async def write(self, namespace: str, pod: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         """Set annotations on the pod with that uid; `ConflictError` if it is another one or none."""
@@ -58,9 +52,12 @@ class LightkubePods:
     async def run(
         self, namespace: str, pod: str, *, uid: str, container: str, command: Sequence[str], timeout: timedelta
     ) -> ExecResult:
-        """Run `command` in the pod with that uid and wait for its end."""
-        notes = await self.read(namespace, pod)
-        if notes is None or notes.uid != uid:
+        """Run `command` in the pod with that uid and wait for its end.
+
+        An empty `container` is the one that kubectl would take. Exit code 127 is also a program that is not there.
+        """
+        found = await self._get(namespace, pod)
+        if found is None or _notes(namespace, pod, found).uid != uid:
             raise ConflictError(f"pod {namespace}/{pod} with uid {uid} is gone; read the workload again")
         stdout, stderr = _Tail(MAX_ANSWER_BYTES), _Tail(MAX_ANSWER_BYTES)
         try:
@@ -68,7 +65,7 @@ class LightkubePods:
                 ended = await self._client.exec(
                     pod,
                     namespace=namespace,
-                    container=container or None,
+                    container=container or _default_container(found),
                     command=list(command),
                     stdout=stdout,
                     stderr=stderr,
@@ -76,8 +73,20 @@ class LightkubePods:
         except TimeoutError as error:
             raise BackendError(f"command {command[0]!r} in {namespace}/{pod} did not end within {timeout}") from error
         except (httpx2.HTTPError, HTTPXWSException) as error:
+            if _is_not_there(command[0], error):
+                return ExecResult(exit_code=_NOT_THERE, stdout=b"", stderr=str(error).encode())
             raise _backend_error(namespace, pod, error) from error
         return ExecResult(exit_code=ended.exit_code, stdout=stdout.content(), stderr=stderr.content())
+
+    async def _get(self, namespace: str, pod: str) -> Pod | None:
+        try:
+            return await self._client.get(Pod, pod, namespace=namespace)
+        except ApiError as error:
+            if error.status.code == 404:
+                return None
+            raise _backend_error(namespace, pod, error) from error
+        except httpx2.HTTPError as error:
+            raise _backend_error(namespace, pod, error) from error
 
 
 class _Tail(io.BytesIO):
@@ -94,6 +103,28 @@ class _Tail(io.BytesIO):
 
     def content(self) -> bytes:
         return self._kept
+
+
+def _notes(namespace: str, pod: str, found: Pod) -> PodNotes:
+    metadata = found.metadata
+    if metadata is None or metadata.uid is None:
+        raise BackendError(f"pod {namespace}/{pod} has no uid; is that an API server?")
+    return PodNotes(uid=metadata.uid, annotations=dict(metadata.annotations or {}))
+
+
+def _default_container(pod: Pod) -> str | None:
+    """Return the container that the pod names as its default, else its first: with several, the server takes none."""
+    named = (pod.metadata.annotations or {}).get(_DEFAULT_CONTAINER) if pod.metadata else None
+    containers = pod.spec.containers if pod.spec else []
+    return named or (containers[0].name if containers else None)
+
+
+def _is_not_there(program: str, error: Exception) -> bool:
+    """Whether a container runtime says that the image has no such program, which no second try changes.
+
+    It has no exit code for that, only words: those of runc, which are Go's, or those of crun.
+    """
+    return any(words in str(error) for words in (f'exec: "{program}": ', f"executable file `{program}` not found"))
 
 
 def _backend_error(namespace: str, pod: str, error: Exception) -> BackendError:

@@ -107,8 +107,10 @@ class Database:
     statements keeps its locks, and nobody would know whether it committed.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, guard: Work[None] | None = None) -> None:
+        """Open transactions on `engine`; `guard` is awaited first in every writing one, and refuses it by raising."""
         self.engine = engine
+        self._guard = guard
         # SQLite has one writer: waiting for it here is fair and costs no polling.
         self._turn = asyncio.Lock() if engine.dialect.name == "sqlite" else nullcontext()
         self._running: set[asyncio.Task[Any]] = set()
@@ -153,6 +155,8 @@ class Database:
                 async with self._turn, self.engine.connect() as plain:
                     connection = await plain.execution_options(**{_WRITES: True})
                     async with connection.begin():
+                        if self._guard is not None:
+                            await self._guard(connection)
                         return await work(connection)
             except DBAPIError as error:
                 if not passing(error) or attempt >= ATTEMPTS:
@@ -178,9 +182,14 @@ def passing(error: DBAPIError) -> bool:
     return error.connection_invalidated
 
 
+def fact_of(error: DBAPIError) -> str:
+    """Return what a driver says, without the statement and its values."""
+    return str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+
+
 def translated(error: DBAPIError) -> BackendError | LedgerError:
     """Put a driver's error into the bank's words; the statement and its values stay out of it."""
-    fact = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+    fact = fact_of(error)
     if isinstance(error.orig, (sqlite3.IntegrityError, psycopg.IntegrityError, psycopg.DataError)):
         return LedgerError(f"ledger refuses a row: {fact}; nothing was written")
     return BackendError(f"ledger database: {fact}; see that it runs and try again")

@@ -37,7 +37,7 @@ class SqlLedger:
     """
 
     def __init__(self, engine: AsyncEngine, *, clock: Callable[[], datetime] = _now) -> None:
-        self._database: Final = Database(engine)
+        self._database: Final = Database(engine, schema.Guard())
         self._clock = clock
         self._known: dict[tuple[str, str], Known] = {}
 

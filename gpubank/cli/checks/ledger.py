@@ -50,9 +50,11 @@ async def _version(engine: AsyncEngine) -> str:
 
 async def _schema(engine: AsyncEngine, url: str) -> Iterator[Check]:
     try:
-        await schema.check(engine)
+        current = await schema.check(engine)
     except BankError as error:
         return iter([fail(AREA, str(error))])
     async with await SqlLedger.open(url, upgrade=False) as ledger:
         pools = await ledger.pools()
-    return iter([ok(AREA, f"schema {schema.head()}, as this program's; pools with books: {len(pools)}")])
+    ours = schema.head()
+    whose = "as this program's" if current == ours else f"newer than this program's {ours}, which may use it"
+    return iter([ok(AREA, f"schema {current}, {whose}; pools with books: {len(pools)}")])

@@ -1,11 +1,13 @@
 """Temporal: whether it answers, knows the bank's search attributes, and has workers that listen."""
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
-from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType
+from temporalio.api.deployment.v1 import WorkerDeploymentVersion
+from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType, WorkerVersioningMode
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
-from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
 from temporalio.api.workflowservice.v1 import (
     DescribeNamespaceRequest,
     DescribeTaskQueueRequest,
@@ -24,6 +26,12 @@ from workflows import attributes
 
 T = TypeVar("T")
 AREA: Final = "temporal"
+UNVERSIONED: Final = ("", "")
+"""Stands for the version of workers that have none."""
+
+POLLED_LATELY: Final = timedelta(seconds=100)
+"""A poll lasts a minute; whoever has not begun one for longer is gone, and is listed for some minutes more."""
+
 _WORKER: Final = "start the worker; until then processes stand still and nothing is lost"
 
 
@@ -90,8 +98,46 @@ async def _pollers(client: Client, queue: str, kind: TaskQueueType.ValueType, wh
     request = DescribeTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
     )
-    found = (await client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)).pollers
-    workers = sorted({poller.identity for poller in found})
-    if not workers:
+    answer = await client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
+    if not answer.pollers:
         return fail(AREA, f"no worker listens on task queue {queue!r} ({what})", _WORKER)
-    return ok(AREA, f"task queue {queue!r} ({what}): {len(workers)} worker{'s' if len(workers) > 1 else ''} listening")
+    routes = answer.versioning_info
+    current = _key(routes.current_deployment_version)
+    served = {current, *([_key(routes.ramping_deployment_version)] if routes.ramping_version_percentage else [])}
+    workers = {poller.identity for poller in answer.pollers if _version(poller) in served}
+    idle = {_version(poller) for poller in answer.pollers if _lately(poller)} - served
+    others = " and ".join(map(_said, sorted(idle)))
+    if current not in {_version(poller) for poller in answer.pollers}:
+        fact = f"task queue {queue!r} ({what}): work goes to {_said(current)}, and none listens"
+        return fail(AREA, fact + (f"; there are {others}" if others else ""), _current(idle) if idle else _WORKER)
+    many = f"task queue {queue!r} ({what}): {len(workers)} worker{'s' if len(workers) > 1 else ''} listening"
+    if idle:
+        return warn(AREA, f"{many}; {others} are given nothing", _current(idle))
+    return ok(AREA, many)
+
+
+def _key(version: WorkerDeploymentVersion) -> tuple[str, str]:
+    return version.deployment_name, version.build_id
+
+
+def _version(poller: PollerInfo) -> tuple[str, str]:
+    options = poller.deployment_options
+    versioned = options.worker_versioning_mode == WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED
+    return (options.deployment_name, options.build_id) if versioned else UNVERSIONED
+
+
+def _lately(poller: PollerInfo) -> bool:
+    return datetime.now(UTC) - poller.last_access_time.ToDatetime(UTC) < POLLED_LATELY
+
+
+def _said(version: tuple[str, str]) -> str:
+    return f"workers of {version[0]}, build {version[1]}" if version != UNVERSIONED else "unversioned workers"
+
+
+def _current(idle: set[tuple[str, str]]) -> str:
+    """What to do about workers that are given nothing: make their build current, or end them."""
+    for name, build in sorted(idle - {UNVERSIONED}):
+        return (
+            f"`temporal worker deployment set-current-version --deployment-name {name} --build-id {build}`, or end them"
+        )
+    return "end them, or give them a version by worker.deployment"

@@ -5,12 +5,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.enums.v1 import IndexedValueType, WorkerVersioningMode
+from temporalio.api.taskqueue.v1 import PollerInfo
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.service import RPCError, RPCStatusCode
 from typer.testing import Result
 
@@ -24,6 +27,7 @@ from tests.unit.cli.findings import bad, pool
 from workflows import attributes
 
 Call = Callable[..., Result]
+VERSIONED = WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED
 pytestmark = pytest.mark.usefixtures("home")
 
 
@@ -158,6 +162,7 @@ class FakeTemporal:
     def __init__(self) -> None:
         self.known = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL}
         self.pollers = {"bank": ["w-1"], "cluster-local": ["w-1", "w-2"]}
+        self.current = ""
         self.refusals: dict[str, RPCError] = {}
         self.workflow_service = self.operator_service = self
 
@@ -173,7 +178,22 @@ class FakeTemporal:
 
     async def describe_task_queue(self, request: Any, *, timeout: Any) -> Any:
         names = self.pollers.get(request.task_queue.name, [])
-        return SimpleNamespace(pollers=[SimpleNamespace(identity=name) for name in names])
+        answer = DescribeTaskQueueResponse(pollers=[self._poller(name) for name in names])
+        if self.current:
+            answer.versioning_info.current_deployment_version.deployment_name = "gpubank"
+            answer.versioning_info.current_deployment_version.build_id = self.current
+        return answer
+
+    def _poller(self, name: str) -> PollerInfo:
+        """Return a poller; one called `worker@build` is versioned, and `worker@build?` was so some minutes ago."""
+        poller, (_, _, build) = PollerInfo(identity=name), name.partition("@")
+        age = timedelta(minutes=3 if name.endswith("?") else 0)
+        poller.last_access_time.FromDatetime(datetime.now(UTC) - age)
+        if build:
+            poller.deployment_options.deployment_name = "gpubank"
+            poller.deployment_options.build_id = build.removesuffix("?")
+            poller.deployment_options.worker_versioning_mode = VERSIONED
+        return poller
 
     def _refuse(self, what: str) -> None:
         if what in self.refusals:
@@ -218,6 +238,29 @@ async def test_a_worker_that_is_missing_is_named_by_its_queue(server: FakeTempor
     server.pollers = {"bank": ["w-1"]}
     (failed,) = bad(await temporal.check_temporal(Settings.load()))
     assert failed.message == "no worker listens on task queue 'cluster-local' (what touches the cluster)"
+
+
+async def test_a_versioned_worker_that_is_not_current_is_named_with_the_command_that_makes_it_so(
+    server: FakeTemporal,
+) -> None:
+    server.pollers = {name: ["w-1@b"] for name in ("bank", "cluster-local")}
+    command = "`temporal worker deployment set-current-version --deployment-name gpubank --build-id b`, or end them"
+    nobody = bad(await temporal.check_temporal(Settings.load()))
+    assert [(check.level, check.remedy) for check in nobody] == [(Level.FAIL, command)] * 2
+    assert nobody[0].message == (
+        "task queue 'bank' (workflows): work goes to unversioned workers, and none listens;"
+        " there are workers of gpubank, build b"
+    )
+    server.current = "a"
+    server.pollers = {name: ["w-0@a", "w-1@b"] for name in ("bank", "cluster-local")}
+    waiting = bad(await temporal.check_temporal(Settings.load()))
+    assert [(check.level, check.remedy) for check in waiting] == [(Level.WARN, command)] * 2
+    assert waiting[0].message == (
+        "task queue 'bank' (workflows): 1 worker listening; workers of gpubank, build b are given nothing"
+    )
+    server.current = "b"
+    server.pollers = {name: ["w-0@a?", "w-1@b"] for name in ("bank", "cluster-local")}
+    assert bad(await temporal.check_temporal(Settings.load())) == []
 
 
 async def test_what_may_not_be_asked_is_a_warning(server: FakeTemporal) -> None:

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,10 @@ def test_both_formats_and_gzip_are_served_and_can_be_read(node: FakeNode, serve:
     assert headers["content-type"].startswith("application/openmetrics-text")
     assert headers["content-encoding"] == "gzip"
     text = gzip.decompress(body).decode()
+    first = zlib.decompressobj(wbits=31)
+    assert first.decompress(body).decode() == text, "readers that take one gzip member only miss nothing"
+    assert first.eof
+    assert not first.unused_data
     assert text.endswith("# EOF\n")
     assert text.count("# EOF") == 1
     assert "gpubank_gpu_pod" in {metric.name for metric in parse_openmetrics(text)}  # type: ignore[no-untyped-call]
