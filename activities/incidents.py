@@ -47,7 +47,14 @@ class IncidentPlanActivities(IncidentPlanCalls):
     @activity.defn(name="incident.judge")
     async def judge(self, step: JudgeStep) -> Judgement:
         """Say what is to be done about what stands against a GPU."""
-        return judge(step.marks, seen=step.seen, last_edge_at=step.last_edge_at, policy=self._policy, now=step.now)
+        return judge(
+            step.marks,
+            seen=step.seen,
+            last_edge_at=step.last_edge_at,
+            policy=self._policy,
+            now=step.now,
+            removed=step.removed,
+        )
 
 
 class IncidentActivities(IncidentCalls):
@@ -98,10 +105,13 @@ class IncidentActivities(IncidentCalls):
             return CordonResult(gone=True)
         if not step.approved and (reason := await self._forbidden(step, node.pool)):
             return CordonResult(blocked=reason)
-        mark = CordonMark(incident=step.incident, scope=step.scope, uuid=step.uuid, since=self._pools.now())
+        before = next((mark for mark in node.marks if mark.incident == step.incident), None)
+        mark = CordonMark(incident=step.incident, scope=step.scope, uuid=step.uuid, since=step.opened_at)
         await self._nodes.cordon(step.node, mark)
         if not step.approved and (reason := await self._forbidden(step, node.pool)):
             await self._nodes.uncordon(step.node, step.incident)
+            if before is not None:  # only what was to be widened is not; what it has cordoned so far it keeps
+                await self._nodes.cordon(step.node, before)
             return CordonResult(blocked=reason)
         return CordonResult(cordoned=True, was_closed=node.unschedulable and not node.ours)
 

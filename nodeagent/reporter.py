@@ -9,13 +9,10 @@ looking and keeps what it sees; everything else on the node does not notice.
 Exits with 1 if the settings are refused, 4 if another reporter has the node, 0 when it was told to stop.
 """
 
-import argparse
 import asyncio
 import logging
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,7 +30,7 @@ from temporalio.worker import Worker
 
 from gpubank.decide.incident import mended
 from gpubank.domain.attribution import is_object_name
-from gpubank.domain.errors import BackendError, BankError, ConflictError, PolicyError
+from gpubank.domain.errors import BackendError, BankError, PolicyError
 from gpubank.domain.incident import (
     EDGES_SIGNAL,
     QUEUE,
@@ -50,6 +47,7 @@ from gpubank.domain.incident import (
 from gpubank.exit import clean_exit
 from nodeagent.attribution.kubelet import PodResources
 from nodeagent.plugin.instance import Instance
+from nodeagent.process import run_process, until_told
 from nodeagent.reporting.edges import Memory, look
 from nodeagent.reporting.orders import NodeOrders, boot_id
 from nodeagent.reporting.settings import ReporterSettings, load
@@ -247,42 +245,16 @@ def node_name(settings: ReporterSettings) -> str:
     return name
 
 
-async def serve(settings: ReporterSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises BackendError where the spool cannot be written."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        reporter = Reporter(settings, node_name(settings))
-    except OSError as error:
-        raise BackendError(f"spool {str(settings.spool_directory)!r} cannot be used: {error.strerror}") from error
-    work = asyncio.create_task(reporter.run())
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if work.done():
-        work.result()  # it ends only by failing
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-
-
-def main() -> int:
-    """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m nodeagent.reporter", description="The reporter of one node.")
-    parser.add_argument("--config", type=Path, help="settings file, or the folder of a mounted ConfigMap")
-    parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    options = parser.parse_args()
-    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        settings = load(options.config)
-        with Instance(settings.spool_directory):
-            asyncio.run(serve(settings))
-    except BankError as error:
-        sys.stderr.write(f"gpubank reporter: {error}\n")
-        return 4 if isinstance(error, ConflictError) else 1
-    return 0
+async def start(config: Path | None) -> None:
+    """Run as told by the settings, until SIGTERM or SIGINT. Raises BackendError where the spool cannot be written."""
+    settings = load(config)
+    with Instance(settings.spool_directory):
+        try:
+            reporter = Reporter(settings, node_name(settings))
+        except OSError as error:
+            raise BackendError(f"spool {str(settings.spool_directory)!r} cannot be used: {error.strerror}") from error
+        await until_told(reporter.run())
 
 
 if __name__ == "__main__":
-    clean_exit(main())
+    clean_exit(run_process("nodeagent.reporter", "The reporter of one node.", start))

@@ -28,7 +28,7 @@ from gpubank.domain.demand import Demand, DemandState
 from gpubank.domain.errors import BackendError
 from gpubank.exposition import RecallMetrics, gauge, registry_of
 from gpubank.metrics import STUCK, Process
-from gpubank.probes import Probes
+from gpubank.probes import Check, Probes
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,10 @@ class Telemetry:
     def probes(self, queues: Sequence[str], version: WorkerDeploymentVersion | None = None) -> Probes:
         """Return what the process shows, as a worker of these task queues and of this version."""
         self._queues = dict.fromkeys(queues, self._monotonic())
+        ready: tuple[Check, ...] = (self._polls,)
         if version is not None:
             self._waits = f"it is not known yet whether {_named(version)} is current"
-        ready = (self._polls, self._given_work)
+            ready = (self._polls, self._given_work)
         return Probes(self.registry, live=(self._alive,), ready=ready, further=self.library)
 
     def ended(self, demand: Demand, state: DemandState, at: datetime) -> None:

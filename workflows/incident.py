@@ -105,8 +105,7 @@ class GpuIncidentWorkflow(IncidentDrain):
         if self.state.repaired_by:
             self.move(IncidentPhase.REPAIRED, self.state.repaired_by)
         elif await self.drain():
-            left = sum(not pod.gone for pod in self.state.pods)
-            self.move(IncidentPhase.DRAINED, f"{left} pods are left, by approval" if left else "no pod is left on it")
+            self.move(IncidentPhase.DRAINED, self.emptied)
 
     async def _drained(self) -> None:
         if self.state.fresh and await self._widened():
@@ -116,9 +115,11 @@ class GpuIncidentWorkflow(IncidentDrain):
             return
         receipt = await self.acts.tell(
             self._ticket(OPENED),
-            lambda: self.state.retired is not None or bool(self.state.repaired_by),
+            lambda: self.disturbed or bool(self.state.repaired_by),
             self.terms.ticket_limit,
         )
+        if not receipt.sent and self.disturbed:
+            return  # what is new comes first; nobody was told yet, and will be
         self.set(ticket=receipt.note, told=receipt.sent)
         self.move(IncidentPhase.TICKETED, receipt.note)
 
@@ -156,9 +157,14 @@ class GpuIncidentWorkflow(IncidentDrain):
     async def _uncordoned(self) -> None:
         if self.state.fresh:
             self.set(repaired_by="")
-            if await self._widened():
+            found = await self.judged()
+            if await self._widen(found):
                 return
-        end = self.state.history[-1].at + self.terms.probation
+            if found.cause:  # it may pass by itself, and stands as yet: nothing is reported of it again meanwhile
+                await self.acts.await_sight(Wanted.CLEAR, lambda: self.disturbed, lambda: found.again_at)
+                self.set(fresh=True)
+                return
+        end = max(self.state.history[-1].at, self.heard_at) + self.terms.probation
         if not await wait_until(lambda: self.disturbed, until=lambda: end, summary="probation"):
             self.move(IncidentPhase.RECOVERED, "nothing was reported while it was watched")
 
@@ -166,7 +172,10 @@ class GpuIncidentWorkflow(IncidentDrain):
 
     async def _widened(self) -> bool:
         """Judge what is new; True if more is cordoned by it, or that waits, so that the phase begins anew."""
-        found = await self.judged()
+        return await self._widen(await self.judged())
+
+    async def _widen(self, found: Judgement) -> bool:
+        """Cordon more where that was judged; see `_widened`."""
         if found.verdict is not Verdict.ACT or found.scope.width <= self.state.cordoned.width:
             return False
         if not await self._cordon(found):
@@ -187,7 +196,9 @@ class GpuIncidentWorkflow(IncidentDrain):
                 if not await self._approved(result.blocked):
                     return False
                 continue
-            self.set(cordoned=scope, note="the node was cordoned by somebody else before" if result.was_closed else "")
+            # What was approved is this scope: a wider one is approved anew.
+            note = "the node was cordoned by somebody else before" if result.was_closed else ""
+            self.set(cordoned=scope, approved=False, note=note)
             if scope is CordonScope.NODE:
                 return True
             sight = await self.acts.quarantine(
@@ -222,8 +233,8 @@ class GpuIncidentWorkflow(IncidentDrain):
     async def _retire(self) -> None:
         word = self.state.retired
         assert word is not None
-        reason = f"retired by {word.identity}: {word.reason or 'no reason given'}"
-        sight = await self.acts.quarantine(self._key("retire"), reason, self.terms.agent_silence)
+        reason = f"retired by {word.who}: {word.reason or 'no reason given'}"
+        sight = await self.acts.quarantine(self._key("retire"), reason, self.terms.agent_silence, for_good=True)
         out = sight is not None
         note = reason if out else f"{reason}; the node's agent did not answer, so that the GPU may still be handed out"
         if self.state.cordoned is not CordonScope.NONE:
@@ -279,7 +290,7 @@ class GpuIncidentWorkflow(IncidentDrain):
     @workflow.update
     async def repaired(self, word: IncidentWord) -> IncidentState:
         """Take down that a person has repaired the GPU."""
-        self.set(repaired_by=f"{word.identity}" + (f": {word.reason}" if word.reason else ""))
+        self.set(repaired_by=word.said)
         return self.state
 
     @workflow.update
@@ -292,7 +303,7 @@ class GpuIncidentWorkflow(IncidentDrain):
     async def approve(self, word: IncidentWord) -> IncidentState:
         """Approve what is waited for."""
         cordon = self.state.asks is Asks.CORDON
-        self.set(note=f"approved by {word.identity}" + (f": {word.reason}" if word.reason else ""))
+        self.set(note=f"approved by {word.said}", approval=f"approved by {word.said}")
         self.set(**({"approved": True} if cordon else {"go_on": True}))
         return self.state
 

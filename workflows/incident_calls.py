@@ -122,17 +122,19 @@ class IncidentActs:
 
     # ---- the node
 
-    def _order(self, key: str, reason: str, wanted: Wanted) -> NodeOrder:
-        info = workflow.info()
-        return NodeOrder(incident=info.workflow_id, uuid=self._start.uuid, key=key, reason=reason, wanted=wanted)
+    def _order(self, key: str, reason: str, wanted: Wanted, *, for_good: bool = False) -> NodeOrder:
+        incident, uuid = workflow.info().workflow_id, self._start.uuid
+        return NodeOrder(incident=incident, uuid=uuid, key=key, reason=reason, wanted=wanted, for_good=for_good)
 
     async def inspect(self, limit: timedelta) -> GpuSight | None:
         """See the GPU as its node's agent does; None if the agent does not answer in time."""
         return await self._asked(NodeCalls.inspect, self._order("", "", Wanted.NOTHING), f"see {self._gpu}", limit)
 
-    async def quarantine(self, key: str, reason: str, limit: timedelta) -> GpuSight | None:
+    async def quarantine(
+        self, key: str, reason: str, limit: timedelta, *, for_good: bool = False
+    ) -> GpuSight | None:
         """Take the GPU out; None if the agent does not answer in time."""
-        order = self._order(key, reason, Wanted.NOTHING)
+        order = self._order(key, reason, Wanted.NOTHING, for_good=for_good)
         return await self._asked(NodeCalls.quarantine, order, f"take {self._gpu} out", limit)
 
     async def await_sight(self, wanted: Wanted, stop: Stop, until: Until = lambda: None) -> GpuSight | None:

@@ -90,9 +90,11 @@ class IncidentDesk:
         """Go on to another phase; one that the table does not have is a bug, and raises."""
         state = self.state
         moved = moved_to(workflow.info().workflow_id, state.phase, phase)
+        why = "; ".join(filter(None, (why, state.approval)))  # a person's word belongs into the audit trail
         record = PhaseRecord(phase=moved, at=workflow.now(), why=why)
         self.set(
             phase=moved,
+            approval="",
             note=why or state.note,
             history=(*state.history, record)[-SHOWN:],
             moves=state.moves + 1,
@@ -119,10 +121,16 @@ class IncidentDesk:
         sight = await self.acts.inspect(self.terms.agent_silence)
         seen = sight is not None and sight.found
         marks = sight.marks if sight is not None and seen else tuple(_mark(fault) for fault in self.state.faults)
-        found = await self.acts.judge(JudgeStep(marks=marks, seen=seen, last_edge_at=self.heard_at, now=workflow.now()))
+        removed = sight is not None and not sight.found and self._restarted(sight.boot_id)
+        step = JudgeStep(marks=marks, seen=seen, last_edge_at=self.heard_at, now=workflow.now(), removed=removed)
+        found = await self.acts.judge(step)
         if found.verdict is Verdict.ACT or not self.state.cause:
             self.set(cause=found.cause or self.state.cause, reason=found.reason)
         return found
+
+    def _restarted(self, boot_id: str) -> bool:
+        """Whether the node has been restarted since everything that was reported; what is not known is taken as no."""
+        return bool(boot_id) and all(fault.boot_id not in ("", boot_id) for fault in self.state.faults)
 
     async def record(self) -> None:
         """Write what moved into the audit trail."""
@@ -180,6 +188,7 @@ def _folded(before: Fault | None, edge: HealthEdge) -> Fault:
         first_at=min(before.first_at, edge.first_at) if before else edge.first_at,
         last_at=max(before.last_at, edge.last_at) if before else edge.last_at,
         count=max(before.count, edge.count) if before else edge.count,
+        boot_id=before.boot_id if before and before.last_at > edge.last_at else edge.boot_id,
     )
 
 

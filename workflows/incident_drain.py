@@ -30,14 +30,18 @@ class IncidentDrain(IncidentDesk):
         self._left_alone = False
         """Whether this drain is over for those that have not left."""
 
+        self._unknown = False
+        """Whether it is not known who is on what is cordoned."""
+
         self._saved: set[str] = set()
         """uids of Workloads that were asked to save."""
 
     async def drain(self) -> bool:
         """See everybody off; False if that was interrupted and must be looked at again."""
         found = await self._pods()
+        self._unknown = found is None
         if found is None:
-            self.set(note="it is not known which pods are on the GPU, so none was evicted", pods=())
+            self.set(pods=())
             return True
         if not found:
             self.set(pods=tuple(_gone(pod) for pod in self.state.pods))
@@ -53,6 +57,14 @@ class IncidentDrain(IncidentDesk):
         self._left_alone = True
         await asyncio.gather(*tasks)
         return self.state.go_on and not self.disturbed
+
+    @property
+    def emptied(self) -> str:
+        """How empty what is cordoned is after a drain, for people: whoever repairs relies on it."""
+        if self._unknown:
+            return "it is not known which pods are on the GPU, so none was evicted: look before it is touched"
+        left = sum(not pod.gone for pod in self.state.pods)
+        return f"{left} pods are left" if left else "no pod is left on it"
 
     async def _wait(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
         """Wait until all have left, or somebody need not wait any more; ask a person when it takes too long."""

@@ -254,6 +254,9 @@ class PoolLoop:
         await self._tell_needs(decided, now)
         for note in decided.waiting:
             await self._note(note)
+        if self.facts is not None:  # who is gone is told nothing any more
+            known = self.facts.workload
+            self._noted = {uid: text for uid, text in self._noted.items() if known(uid) is not None}
         live |= {(needs.lender, _NEEDS) for needs in decided.needs}
         for key in self._said.keys() - live:
             del self._said[key]

@@ -99,10 +99,9 @@ def _lease_write(lease: CapacityLease, agreement: Agreement, now: datetime) -> S
     verdict = agreement.verdicts[LEASE, lease.key]
     ready = _condition(lease, conditions.READY, verdict.ready, verdict.reason, verdict.message)
     write = _write(LEASE, lease, {}, (ready,), now)
-    before = lease.status.condition(conditions.READY)
-    if write is None or (before is not None and (before.status, before.reason) == (ready.status, ready.reason)):
+    if write is None or _same(lease.status.condition(conditions.READY), ready):
         return write
-    status = lease.status
+    status, approval = lease.status, lease.status.condition(conditions.APPROVED)
     actor = {conditions.APPLIED: status.approved_by, conditions.REVOKED: status.revoked_by}.get(verdict.reason, "")
     return write._replace(
         note=Note(
@@ -118,9 +117,19 @@ def _lease_write(lease: CapacityLease, agreement: Agreement, now: datetime) -> S
                 "reason": lease.spec.reason,
                 "generation": lease.metadata.generation,
                 "verdict": verdict.message,
+                # Who decided, whether anybody has confirmed that name, and why, in the words of the command.
+                "approval": approval.message if approval is not None else None,
             },
         )
     )
+
+
+def _same(before: Condition | None, ready: Condition) -> bool:
+    """Whether nothing was decided since: neither was the lease edited, nor another approval given."""
+    if before is None or (before.status, before.reason) != (ready.status, ready.reason):
+        return False
+    said = before.message == ready.message or ready.reason != conditions.APPLIED
+    return said and before.observed_generation == ready.observed_generation
 
 
 def finalizers(objects: Objects, views: Mapping[str, PoolView]) -> tuple[FinalizerWrite, ...]:

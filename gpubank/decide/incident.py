@@ -35,12 +35,19 @@ def rule_of(policy: IncidentPolicy, mark: GpuMark) -> IncidentRule:
 
 
 def judge(
-    marks: Sequence[GpuMark], *, seen: bool, last_edge_at: datetime, policy: IncidentPolicy, now: datetime
+    marks: Sequence[GpuMark],
+    *,
+    seen: bool,
+    last_edge_at: datetime,
+    policy: IncidentPolicy,
+    now: datetime,
+    removed: bool = False,
 ) -> Judgement:
     """Say what is to be done about a GPU against which `marks` stand.
 
     `seen` says that they are what stands on the node now; otherwise they are only what was reported, of which an end
-    of a fault is never told. A fault that should pass by itself and does not is treated as one of the GPU.
+    of a fault is never told. A fault that should pass by itself and does not is treated as one of the GPU. A GPU that
+    was `removed` since the last report harms no other: its node is not emptied for it.
     """
     if not marks:
         quiet = last_edge_at + policy.burst
@@ -50,6 +57,9 @@ def judge(
         return Judgement(verdict=Verdict.WAIT, again_at=again, reason="nothing is held against it; quiet is awaited")
     worst = min(marks, key=lambda mark: (-rule_of(policy, mark).scope.width, *_place(mark)))
     rule = rule_of(policy, worst)
+    if removed and rule.scope is CordonScope.NODE:
+        why = "the node was restarted since it was reported, and has no such GPU now: its others are left alone"
+        return _act(worst, CordonScope.GPU, why)
     if rule.scope is not CordonScope.NONE:
         return _act(worst, rule.scope, rule.why)
     since = min(mark.first_at for mark in marks)

@@ -165,7 +165,9 @@ def _in_force(lease: CapacityLease, group: str, pools: Iterable[PoolTerms]) -> t
         until=lease.spec.until,
         approved_by=lease.status.approved_by,
     )
-    says = f"no recall takes {lease.subject} of {group} before {format_instant(lease.spec.until)}"
+    condition = lease.status.condition(conditions.APPROVED)
+    agreed = f"; {condition.message}" if condition is not None and condition.message else ""
+    says = f"no recall takes {lease.subject} of {group} before {format_instant(lease.spec.until)}{agreed}"
     return Verdict(conditions.APPLIED, says=says), {pool.pool: terms for pool in pools}
 
 

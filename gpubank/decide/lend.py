@@ -19,7 +19,7 @@ from typing import Final
 
 from gpubank.decide.desk import Desk, kueue_order, waits_for_quota
 from gpubank.decide.fit import Room, pod_size, unplaced
-from gpubank.decide.slack import Source, Till, borrowed, surplus_limit
+from gpubank.decide.slack import Source, Till, borrowed, overhang, surplus_limit
 from gpubank.decide.use import unbacked
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandKind
@@ -195,6 +195,8 @@ def offer_loans(desk: Desk) -> None:
     if desk.frozen:
         return
     _back_running(desk)
+    if overhang(desk):
+        return  # nodes are missing: what room is left on the others is for whoever has lost its place
     gang = gathering(desk)
     if gang is not None:
         _gather(desk, gang)

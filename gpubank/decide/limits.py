@@ -4,7 +4,8 @@
     Limit/guarantee   lent beyond a guarantee that is to fall
     Limit/serving     lent of the serving floor, raised since
     Limit/surplus     surplus lent that guarantees are to rise by
-    Shrunk/capacity   surplus lent that the pool's nodes do not have any more
+    Shrunk/capacity   surplus lent that the pool's nodes do not have any more; lent by whomever, where even what is
+                      reserved is more than they have
     Overadmitted/own  an own job slipped in while its quota was lent
 
 Offers are withdrawn first. A demand asks for what has come back and what is still out; it is met when nothing is out.
@@ -17,7 +18,7 @@ from gpubank.decide.desk import Desk
 from gpubank.decide.offers import withdraw_for
 from gpubank.decide.repay import LENDING_LIMIT
 from gpubank.decide.serving import beyond_floor
-from gpubank.decide.slack import physical, surplus_limit
+from gpubank.decide.slack import overhang, physical, surplus_limit
 from gpubank.decide.use import novated
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
@@ -39,7 +40,7 @@ def follow_limits(desk: Desk) -> None:
     """Withdraw offers beyond a limit; open, change and end the demands for what is lent beyond it."""
     for lender in (*desk.groups, SURPLUS):
         quiet = lender != SURPLUS and not desk.demands_of(lender) and not any(_beyond(desk, lender))
-        if quiet and not beyond_floor(desk).get(lender):
+        if quiet and not beyond_floor(desk).get(lender) and not _shrunk(desk).get(lender):
             continue
         excesses = _excesses(desk, lender)
         beyond = [excess for excess in excesses if excess.gpus > 0]
@@ -78,6 +79,7 @@ def _excesses(desk: Desk, lender: str) -> list[Excess]:
             over,
             f"own work of {lender} was admitted on {over} GPUs that are lent",
         ),
+        Excess(lender, DemandKind.SHRUNK, "capacity", _shrunk(desk).get(lender, 0), _nodes_have(desk)),
     ]
 
 
@@ -90,6 +92,35 @@ def _beyond(desk: Desk, lender: str) -> tuple[int, int, int]:
         beyond_target = min(max(desk.reserved(lender, Side.OWN) + lent - target, 0), lent)
     free = desk.free(lender)
     return beyond_limit, beyond_target, max(-free - _kept(desk, lender), 0) if free < 0 else 0
+
+
+def _shrunk(desk: Desk) -> dict[str, int]:
+    """Return what each group has to get back because the pool's nodes do not have what is reserved.
+
+    That is borrowed work, and never own work: whoever has lent most comes first (ties by name). What comes back for
+    another reason counts, and the surplus goes before all of it.
+    """
+    return desk.once("shrunk", lambda: _shrunk_of(desk))
+
+
+def _shrunk_of(desk: Desk) -> dict[str, int]:
+    missing = overhang(desk)
+    if missing <= 0:
+        return {}
+    missing -= sum(excess.gpus for excess in _surplus_excesses(desk))
+    coming = {group: max(*_beyond(desk, group), beyond_floor(desk).get(group, 0)) for group in desk.groups}
+    missing -= sum(coming.values())
+    found: dict[str, int] = {}
+    for group in sorted(desk.groups, key=lambda g: (-desk.books.lent(g), g)):
+        part = min(desk.books.lent(group) - coming[group], missing)
+        if part > 0:
+            found[group] = part
+            missing -= part
+    return found
+
+
+def _nodes_have(desk: Desk) -> str:
+    return f"the pool's nodes have {physical(desk)} GPUs only"
 
 
 def _lending_limit(desk: Desk, lender: str) -> int:
@@ -106,9 +137,11 @@ def _surplus_excesses(desk: Desk) -> list[Excess]:
     lent = desk.books.lent(SURPLUS)
     promised = max(lent - surplus_limit(desk, desk.terms.capacity), 0)
     missing = max(lent - surplus_limit(desk, min(desk.terms.capacity, physical(desk))), 0) - promised
+    if beyond := overhang(desk):  # that has to be stopped; the rest may find another lender once it is
+        missing = min(missing, beyond)
     return [
         Excess(SURPLUS, DemandKind.LIMIT, "surplus", promised, "guarantees need what is lent as surplus"),
-        Excess(SURPLUS, DemandKind.SHRUNK, "capacity", missing, f"the pool's nodes have {physical(desk)} GPUs only"),
+        Excess(SURPLUS, DemandKind.SHRUNK, "capacity", missing, _nodes_have(desk)),
     ]
 
 

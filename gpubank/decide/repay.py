@@ -3,7 +3,8 @@
     direct     a victim's line of the demanding lender
     swap       a victim's line of another lender exchanges lenders with an equal line of the demanding lender that
                goes on running: the other lender lends on, the demanding one is repaid
-    novation   somebody with free slack takes over a line of the demanding lender that goes on running
+    novation   somebody with free slack takes over a line of the demanding lender that goes on running; not where
+               nodes are missing for what is reserved, for then nothing may go on running
 
 Every limit and guarantee holds after each of them.
 """
@@ -14,7 +15,7 @@ from typing import Final
 
 from gpubank.decide.desk import Desk, line_order
 from gpubank.decide.lend import has_demand
-from gpubank.decide.slack import Source, Till
+from gpubank.decide.slack import Source, Till, overhang
 from gpubank.decide.use import novated
 from gpubank.decide.victims import Candidate
 from gpubank.domain.demand import Demand, DemandKind
@@ -61,7 +62,8 @@ class Teller:
         )
         """Lines of the demanding lender that run and that nobody has: they may go on for somebody else."""
 
-        self.novatable = min(sum(line.gpus for line in self._lines), self._till.most)
+        self._novates = demand.kind is not DemandKind.SHRUNK or not overhang(desk)
+        self.novatable = min(sum(line.gpus for line in self._lines), self._till.most) if self._novates else 0
         """Most GPUs that novation could repay, whoever is stopped."""
 
     def counts(self, line: Line) -> bool:
@@ -92,7 +94,8 @@ class Teller:
         till = self._till.copy()
         swaps = self._swaps(victims, running, gpus, till)
         gpus -= sum(part for *_, part in swaps)
-        return Repayment(tuple(direct), tuple(swaps), tuple(self._novations(running, gpus, till)))
+        novations = self._novations(running, gpus, till) if self._novates else ()
+        return Repayment(tuple(direct), tuple(swaps), tuple(novations))
 
     def _in_use(self, line: Line) -> bool:
         workload = self._desk.workload(line.workload.uid)

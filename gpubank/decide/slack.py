@@ -88,6 +88,24 @@ def physical(desk: Desk) -> int:
     return desk.fixed("physical", lambda: sum(node.gpus if node.ready else node.used for node in desk.facts.nodes))
 
 
+def overhang(desk: Desk) -> int:
+    """GPUs that are reserved or lent beyond what the pool's nodes have; 0 while they have all of it.
+
+    Quotas in sum never exceed the capacity, so there is none unless nodes are missing.
+    """
+    return desk.once("overhang", lambda: _overhang(desk))
+
+
+def _overhang(desk: Desk) -> int:
+    have = physical(desk)
+    if have >= desk.terms.capacity:
+        return 0
+    lent = sum(
+        line.gpus for line in desk.books.lines if line.state is not LineState.OFFERED or line.replaces is None
+    )  # a novation is counted once
+    return max(sum(desk.reserved(group, Side.OWN) for group in desk.groups) + lent - have, 0)
+
+
 def lendable_surplus(desk: Desk) -> int:
     """GPUs of the surplus that could be lent."""
     owed = desk.once("owed guarantees", lambda: sum(_owed_to(desk, group) for group in desk.groups))

@@ -187,6 +187,8 @@ class NodeOrder(Message):
 
     reason: str = ""
     wanted: Wanted = Wanted.NOTHING
+    for_good: bool = False
+    """Only with a quarantine: the GPU is retired, and no later incident puts it back; a person on its node may."""
 
 
 class Released(Message):
@@ -235,6 +237,8 @@ class Fault(Message):
     first_at: AwareDatetime
     last_at: AwareDatetime
     count: int = 1
+    boot_id: str = ""
+    """Boot of the node in which it was last reported."""
 
 
 class PhaseRecord(Message):
@@ -278,6 +282,16 @@ class IncidentWord(Message):
     keep_cordon: bool = False
     """Only with a retirement: leave the node cordoned."""
 
+    @property
+    def who(self) -> str:
+        """The person's name, marked where nobody has confirmed it."""
+        return self.identity if self.verified else f"{self.identity} (unverified)"
+
+    @property
+    def said(self) -> str:
+        """Who, and why where that was said."""
+        return self.who + (f": {self.reason}" if self.reason else "")
+
 
 class IncidentState(Message):
     """What an incident remembers; also the answer of its query."""
@@ -308,6 +322,9 @@ class IncidentState(Message):
 
     go_on: bool = False
     """A person has said that it goes on although pods are left."""
+
+    approval: str = ""
+    """Who approved what and why, until the audit trail has it with the next move."""
 
     asks: Asks = Asks.NOTHING
     """What a person must approve."""

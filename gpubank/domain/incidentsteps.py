@@ -43,6 +43,9 @@ class JudgeStep(Message):
     seen: bool
     """Whether they stand on the node now; False for what was only reported."""
 
+    removed: bool = False
+    """Whether the node, restarted since the last report, has no such GPU now."""
+
     last_edge_at: AwareDatetime
     now: AwareDatetime
 

@@ -46,6 +46,7 @@ class CordonMark(Message):
     """GPU that it is about."""
 
     since: AwareDatetime
+    """When the incident began: a mark that an earlier one of the same GPU has left behind is not its own."""
 
 
 class NodeView(Message):
@@ -69,7 +70,8 @@ class NodeView(Message):
         """GPUs that are out of service for other reasons than this incident's."""
         others = [mark for mark in self.marks if mark.incident != incident]
         mine = self.ours and any(m.incident == incident and m.scope is CordonScope.NODE for m in self.marks)
-        by_others = any(mark.scope is CordonScope.NODE for mark in others)
+        # A mark on a node that somebody has opened since closes nothing.
+        by_others = self.unschedulable and any(mark.scope is CordonScope.NODE for mark in others)
         if not self.ready or by_others or (self.unschedulable and not mine):
             return self.gpus
         return min(self.gpus, len({mark.uuid for mark in others}))

@@ -59,7 +59,7 @@ class SimulatedNodes:
             raise PolicyError(f"node {name!r} has left the cluster; there is nothing to cordon")
         marks = self._marks.setdefault(name, {})
         before = marks.get(mark.incident)
-        if before is not None and before.scope is mark.scope:
+        if before is not None and (before.scope, before.since) == (mark.scope, mark.since):
             return
         marks[mark.incident] = mark
         if mark.scope is CordonScope.NODE:

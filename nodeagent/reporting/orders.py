@@ -51,11 +51,13 @@ class NodeOrders:
         sight = self.inspect(order)
         if sight.found and not sight.quarantined_by:
             reason = order.reason or "an incident"
+            # Under a name that no incident takes for its own: a retired GPU that reports again is not put back.
+            by = f"{order.incident} for good" if order.for_good else order.incident
             ask(
                 self._plugin,
                 order="quarantine",
                 uuid=order.uuid,
-                by=order.incident,
+                by=by,
                 reason=reason,
                 **({"key": order.key} if order.key else {}),
             )

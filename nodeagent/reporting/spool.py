@@ -56,7 +56,7 @@ class Spool:
             }
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             log.warning("what was told cannot be read (%s); everything is told once more", error)
             return {}
 
@@ -93,7 +93,7 @@ class Spool:
             return Waiting(path, str(body["uuid"]), HealthEdge.model_validate(body["edge"]))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, ValidationError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, ValidationError, RecursionError, OverflowError) as error:
             log.error("report %s cannot be read and is set aside: %s", path, error)
             with suppress(OSError):
                 path.rename(path.with_name(path.name + _BAD))

@@ -100,6 +100,15 @@ class KueueWorld:
             count = len(list(equals))
             self._nodes += await asyncio.to_thread(self._lab.add_nodes, self.pool, count, size)
 
+    async def lose_node(self, name: str) -> None:
+        assert await self.connection.delete(NODE, name)
+        self._nodes.remove(name)
+        # As the garbage collector of pods does, which looks every 20 s.
+        pods, _, _ = await self.connection.page(POD, selectors={"fieldSelector": f"spec.nodeName={name}"})
+        for pod in pods:
+            path = POD.path(pod["metadata"]["name"], pod["metadata"]["namespace"])
+            await self.connection.call("DELETE", path, params={"gracePeriodSeconds": "0"})
+
     async def add_foreign_queue(self, group: str, side: Side) -> None:
         spec = {
             "namespaceSelector": {},

@@ -50,6 +50,9 @@ class SimulatedWorld:
             self._nodes += 1
             self.simulated.add_node(f"{self.pool}-node-{self._nodes}", each, pool=self.pool)
 
+    async def lose_node(self, name: str) -> None:
+        self.simulated.remove_node(name)
+
     async def add_foreign_queue(self, group: str, side: Side) -> None:
         self.simulated.add_foreign_queue(self._queue(group, side), pool=self.pool, nominal=3)
 

@@ -13,6 +13,7 @@ from gpubank.embedded.bank import EmbeddedBank, embedded_bank
 from gpubank.settings import Settings
 from tests.contract.bank_suite import BankSuite
 from tests.contract.lease_suite import LeaseSuite
+from tests.contract.shrink_suite import ShrinkSuite
 from tests.contract.simulated_world import SimulatedWorld
 from tests.support.bank import Bank
 
@@ -37,7 +38,7 @@ async def leaving() -> AsyncIterator[list[asyncio.Task[None]]]:
     await asyncio.gather(*tasks)
 
 
-class TestSimulation(BankSuite, LeaseSuite):
+class TestSimulation(BankSuite, LeaseSuite, ShrinkSuite):
     @pytest_asyncio.fixture(loop_scope="module")
     async def bank(
         self, embedded: EmbeddedBank, leaving: list[asyncio.Task[None]], tmp_path: Path

@@ -135,3 +135,14 @@ async def test_a_nudge_wakes_who_was_passed_over(world: KueueWorld) -> None:
     await world.backend.nudge(world.pool, seen.key)
     await world.wait_until(lambda facts: the(facts, "gang").placed)
     await relaxed(world)
+
+
+async def test_kueue_says_of_the_first_in_line_that_it_has_been_refused(world: KueueWorld) -> None:
+    await world.submit_job(JobRequest("ads", "large", pods=2))
+    facts = await world.wait_until(lambda facts: job_of(facts, "large") and the(facts, "large").refused)
+    large = the(facts, "large")
+    assert not large.reserved
+    assert large.waiting_since is not None
+    await quota(world, 16, 1)
+    facts = await world.wait_until(lambda facts: the(facts, "large").reserved)
+    assert not the(facts, "large").refused

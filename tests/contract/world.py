@@ -101,6 +101,10 @@ class World(Protocol):
         """Add one node for each number, with that many GPUs."""
         ...
 
+    async def lose_node(self, name: str) -> None:
+        """Delete a node, and with it what runs there."""
+        ...
+
     async def add_foreign_queue(self, group: str, side: Side) -> None:
         """Let somebody else own the ClusterQueue that the group's queue would be; its quota is 3."""
         ...

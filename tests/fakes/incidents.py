@@ -16,7 +16,7 @@ from tests.fakes.bank import FakeBank
 from tests.fakes.node import FakeNode
 
 GPU: Final = "GPU-1"
-ANN: Final = IncidentWord(identity="ann", reason="as agreed")
+ANN: Final = IncidentWord(identity="ann", verified=True, reason="as agreed")
 HASTE: Final = IncidentPolicy(
     revision="test",
     burst=timedelta(milliseconds=100),

@@ -22,6 +22,10 @@ class FakeNode:
         self.holders: tuple[PodName, ...] | None = ()
         self.verdict = "NONE"
         self.wrong = ""
+        self.boot_id = ""
+        self.here = True
+        """Whether the node still has this GPU."""
+
         self.orders: list[NodeOrder] = []
         """Quarantines and releases, in order, repeated ones left out."""
 
@@ -37,7 +41,13 @@ class FakeNode:
             action=action,
             first_at=now,
             last_at=now,
+            boot_id=self.boot_id,
         )
+
+    def taken_away(self) -> None:
+        """Have the node restarted without the GPU."""
+        self.here, self.boot_id, self.holders = False, f"{self.boot_id}+", ()
+        self.pass_by()
 
     def mend(self) -> None:
         """Let the driver say that the GPU is sound; what is held against it stays, as on a node."""
@@ -55,9 +65,17 @@ class FakeNode:
 
     @activity.defn(name="node.inspect")
     async def inspect(self, order: NodeOrder) -> GpuSight:
-        sight = GpuSight(marks=tuple(self.marks.values()), wrong=self.wrong, verdict=self.verdict, holders=self.holders)
-        sound = self.verdict == "NONE" and not self.wrong
-        if (order.wanted is Wanted.CLEAR and self.marks) or (order.wanted is Wanted.SOUND and not sound):
+        sight = GpuSight(
+            found=self.here,
+            marks=tuple(self.marks.values()),
+            wrong=self.wrong,
+            verdict=self.verdict if self.here else "",
+            holders=self.holders,
+            boot_id=self.boot_id,
+        )
+        sound = self.here and self.verdict == "NONE" and not self.wrong
+        clear = self.here and not self.marks
+        if (order.wanted is Wanted.CLEAR and not clear) or (order.wanted is Wanted.SOUND and not sound):
             raise ApplicationError("not yet", type="NotYet", category=ApplicationErrorCategory.BENIGN)
         return sight
 

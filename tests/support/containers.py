@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class Pods:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._last: dict[str, Object] = {}
+        self._deadlines: dict[str, datetime] = {}
 
     def of(self, job: str) -> list[Object]:
         """Return the pods that a job has had, oldest first."""
@@ -92,6 +94,10 @@ class Pods:
     def now(self, pod: Object) -> Object:
         """Return what is known of a pod now."""
         return self._last[pod["metadata"]["uid"]]
+
+    def deadline(self, pod: Object) -> datetime:
+        """Return when the grace of a pod that was told to end is over."""
+        return self._deadlines[pod["metadata"]["uid"]]
 
     async def log(self, pod: Object, container: str) -> str:
         """Return what a container has printed so far; empty before it runs."""
@@ -106,15 +112,20 @@ class Pods:
     async def watch(self, connection: Connection) -> None:
         """Keep looking."""
         pods, version, _ = await connection.page(POD, selectors={})
-        self._last |= {pod["metadata"]["uid"]: pod for pod in pods}
+        for pod in pods:
+            self._see(pod)
         while True:
             async for kind, pod in connection.watch(POD, version=version, selectors={}):
                 version = pod["metadata"]["resourceVersion"]
                 if kind != "BOOKMARK":
-                    import datetime, json  # DEBUG
-                    m = pod["metadata"]
-                    if "deaf" in m["name"]: print(datetime.datetime.now(), kind, m["name"], m.get("deletionTimestamp"), m.get("deletionGracePeriodSeconds"), m.get("finalizers"), json.dumps([c["state"] for c in pod["status"].get("containerStatuses", [])]), file=open("/tmp/containers/deaf.log","a"))  # DEBUG
-                    self._last[pod["metadata"]["uid"]] = pod
+                    self._see(pod)
+
+    def _see(self, pod: Object) -> None:
+        about = pod["metadata"]
+        self._last[about["uid"]] = pod
+        # The kubelet's own deletion, when all is over, writes a later one in its place.
+        if "deletionTimestamp" in about:
+            self._deadlines.setdefault(about["uid"], datetime.fromisoformat(about["deletionTimestamp"]))
 
 
 def _log(pod: Object, container: str) -> str:

@@ -1,63 +1,35 @@
-"""What builds of the worker send each other, and which fields a message asks for: old builds meet new ones."""
+"""What builds of the worker send each other, and which fields a message asks for: old builds meet new ones.
 
-import importlib
+A message is whatever stands in the signature of a workflow, of its signals, updates and queries, or of an activity,
+and every model in it.
+"""
+
+import inspect
 import json
-import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_type_hints
 
 from pydantic import BaseModel
+from temporalio import activity, workflow
 
-import activities
-import gpubank.domain
-from gpubank.domain.base import Message
+from activities import interfaces
+from workers.wiring import WORKFLOWS
 
 BASELINE: Final = Path(__file__).parent / "messages.json"
-PACKAGES: Final = (gpubank.domain, activities)
 
 
-def _all() -> tuple[type[Message], ...]:
-    """Return every message of the packages whose models travel."""
-    for package in PACKAGES:
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
-    found: dict[str, type[Message]] = {}
-    rest: list[type[Message]] = [Message]
-    while rest:
-        for each in rest.pop().__subclasses__():
-            rest.append(each)
-            if each.__module__.startswith(tuple(package.__name__ for package in PACKAGES)):
-                found[name(each)] = each
-    return tuple(found[key] for key in sorted(found))
-
-
-def name(message: type[Message]) -> str:
-    """Return a message's name in the baseline."""
-    return f"{message.__module__.rpartition('.')[2]}.{message.__name__}"
-
-
-ALL: Final = _all()
-
-
-def required(messages: tuple[type[Message], ...] = ALL) -> dict[str, list[str]]:
-    """Return the fields that each message cannot do without."""
-    return {
-        name(each): sorted(key for key, field in each.model_fields.items() if field.is_required()) for each in messages
-    }
-
-
-def held_by(message: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield the models that are in a message, however deep."""
-    seen: set[type[BaseModel]] = {message}
-    rest = [message]
-    while rest:
-        for field in rest.pop().model_fields.values():
-            for inner in _models(field.annotation):
-                if inner not in seen:
-                    seen.add(inner)
-                    rest.append(inner)
-                    yield inner
+def _signatures() -> Iterator[Any]:
+    """Yield every type that is sent."""
+    for each in WORKFLOWS:
+        definition = workflow._Definition.must_from_class(each)
+        yield from (*(definition.arg_types or ()), definition.ret_type)
+        for handler in (*definition.signals.values(), *definition.updates.values(), *definition.queries.values()):
+            yield from (*(handler.arg_types or ()), getattr(handler, "ret_type", None))
+    for _, protocol in inspect.getmembers(interfaces, inspect.isclass):
+        for method in vars(protocol).values():
+            if callable(method) and activity._Definition.from_callable(method) is not None:
+                yield from get_type_hints(method).values()
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -65,6 +37,30 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models(argument)
+
+
+def _with_parts(annotations: Iterable[Any]) -> tuple[type[BaseModel], ...]:
+    found: dict[str, type[BaseModel]] = {}
+    rest = list(annotations)
+    while rest:
+        for model in _models(rest.pop()):
+            if name(model) not in found:
+                found[name(model)] = model
+                rest += [field.annotation for field in model.model_fields.values()]
+    return tuple(found[key] for key in sorted(found))
+
+
+def name(message: type[BaseModel]) -> str:
+    """Return a message's name in the baseline."""
+    return f"{message.__module__.rpartition('.')[2]}.{message.__name__}"
+
+
+ALL: Final = _with_parts(_signatures())
+
+
+def required() -> dict[str, list[str]]:
+    """Return the fields that each message cannot do without."""
+    return {name(each): sorted(key for key, field in each.model_fields.items() if field.is_required()) for each in ALL}
 
 
 def write() -> None:

@@ -217,7 +217,7 @@ async def test_a_person_retires_a_gpu_and_decides_about_its_node(incidents: Inci
     async with node.serving():
         await incidents.report(node, node.fault("xid 79", "hardware", "RESTART_BM"))
         await incidents.reaches(node, P.TICKETED)
-        word = IncidentWord(identity="ann", reason="burnt", keep_cordon=keep)
+        word = IncidentWord(identity="ann", verified=True, reason="burnt", keep_cordon=keep)
         await incidents.bank.client.retire(incidents.id(node), word)
         await incidents.reaches(node, P.RETIRED)
     assert await incidents.closed(node) is keep
@@ -250,7 +250,7 @@ async def test_pods_that_do_not_leave_in_time_are_a_matter_for_a_person(bank: Fa
             assert state.waits_for.startswith("pods are left: team-serving/serve-")
             await bank.client.approve_incident(incidents.id(node), ANN)
             state = await incidents.reaches(node, P.TICKETED)
-        assert "1 pods are left, by approval" in [record.why for record in state.history]
+        assert "1 pods are left; approved by ann: as agreed" in [record.why for record in state.history]
 
 
 async def test_a_report_that_is_delivered_twice_or_late_counts_once(incidents: Incidents) -> None:

@@ -59,7 +59,7 @@ class KubernetesNodes:
         body = await self._must(name)
         marks = _marks(body)
         before = marks.get(mark.incident)
-        if before is not None and before.scope is mark.scope:
+        if before is not None and (before.scope, before.since) == (mark.scope, mark.since):
             return
         change: Object = _annotated({**marks, mark.incident: mark})
         if mark.scope is CordonScope.NODE:
@@ -154,11 +154,12 @@ def _view(body: Object) -> NodeView:
 
 
 def _cordoned_by_us(body: Object) -> bool:
-    for entry in body["metadata"].get("managedFields") or ():
-        owned = (entry.get("fieldsV1") or {}).get("f:spec") or {}
-        if "f:unschedulable" in owned:
-            return bool(entry.get("manager") == FIELD_MANAGER)
-    return False
+    owners = {
+        entry.get("manager")
+        for entry in body["metadata"].get("managedFields") or ()
+        if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    }
+    return owners == {FIELD_MANAGER}  # whoever has applied the same beside the bank wants it, too
 
 
 def _marks(body: Object) -> dict[str, CordonMark]:

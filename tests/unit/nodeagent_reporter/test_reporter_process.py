@@ -74,7 +74,7 @@ def test_settings_that_are_none_end_it_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "reporter.yaml").write_text("cluster: [x]\n")
     log = tmp_path / "log"
     assert start(tmp_path, log).wait(60) == 1
-    assert log.read_text().startswith("gpubank reporter: ")
+    assert log.read_text().startswith("nodeagent.reporter: ")
     assert "Traceback" not in log.read_text()
 
 
