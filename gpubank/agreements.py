@@ -1,5 +1,11 @@
-"""The bank's API objects as models, and the terms that follow from them now."""
+"""The bank's API objects as models, and the terms that follow from them now.
 
+A field that is not known here was let pass by the API server, so that newer CRDs than this program's are installed: the
+program goes on without the field, and says so. Were the whole object left out instead, an old controller in the middle
+of an upgrade would take a group's guarantee for withdrawn.
+"""
+
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +32,7 @@ class ObjectReader(Protocol):
 
 
 class Unreadable(NamedTuple):
-    """An object that the API server took and the models refuse."""
+    """An object that the API server took and the models refuse, or that has fields which they do not know."""
 
     body: Mapping[str, Any]
     message: str
@@ -72,10 +78,31 @@ def _parsed(model: type[Any], bodies: Sequence[Mapping[str, Any]], unreadable: l
         try:
             parsed.append(model.from_wire(body))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            unreadable.append(Unreadable(body, f"{where}: {first['msg']}"))
+            unknown = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
+            try:
+                parsed.append(model.from_wire(_without(body, unknown)))
+            except ValidationError as other:
+                first = other.errors()[0]
+                unreadable.append(Unreadable(body, f"{_dotted(first['loc'])}: {first['msg']}"))
+            else:
+                names = ", ".join(map(_dotted, unknown))
+                unreadable.append(Unreadable(body, f"{names}: not known to this version of the bank, and not in force"))
     return parsed
+
+
+def _without(body: Mapping[str, Any], fields: Sequence[tuple[int | str, ...]]) -> Mapping[str, Any]:
+    """Return the object without these fields."""
+    less: Any = copy.deepcopy(dict(body))
+    for *path, last in fields:
+        place = less
+        for part in path:
+            place = place[part]
+        del place[last]
+    return less  # type: ignore[no-any-return]
+
+
+def _dotted(loc: Sequence[int | str]) -> str:
+    return ".".join(str(part) for part in loc)
 
 
 class Agreements:

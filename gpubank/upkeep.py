@@ -6,7 +6,7 @@ A part of `gpubank.client`, which says the rest.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest
 from temporalio.client import (
@@ -53,16 +53,6 @@ class NoSuchProcessError(PolicyError):
     """No such loan or recall runs, or its history is not kept any more."""
 
 
-class Routing(NamedTuple):
-    """Which builds of a Worker Deployment are given work."""
-
-    current: str
-    """Empty where that is unversioned workers."""
-
-    ramping: str
-    """Build that is given a part; empty where none is."""
-
-
 class Upkeep:
     """The bank's upkeep in one Temporal namespace."""
 
@@ -71,17 +61,15 @@ class Upkeep:
 
     # ---- versions of the worker
 
-    async def routing(self, deployment: str) -> Routing:
-        """Return which builds of a Worker Deployment are given work; none where the server knows no such deployment."""
+    async def current_build(self, deployment: str) -> str:
+        """Return the current build of a Worker Deployment; empty where unversioned workers are, or nobody knows it."""
         request = DescribeWorkerDeploymentRequest(namespace=self.temporal.namespace, deployment_name=deployment)
         try:
             with in_words(f"worker deployment {deployment!r}"):
                 answer = await self.temporal.workflow_service.describe_worker_deployment(request, timeout=CALL_TIMEOUT)
         except NoSuchProcessError:
-            return Routing("", "")
-        routes = answer.worker_deployment_info.routing_config
-        ramping = routes.ramping_deployment_version.build_id if routes.ramping_version_percentage > 0 else ""
-        return Routing(routes.current_deployment_version.build_id, ramping)
+            return ""
+        return str(answer.worker_deployment_info.routing_config.current_deployment_version.build_id)
 
     # ---- heartbeats
 

@@ -25,7 +25,7 @@ from temporalio.client import Client, TLSConfig
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from gpubank.decide.incident import mended
@@ -59,6 +59,12 @@ CALL_TIMEOUT: Final = timedelta(seconds=10)
 GRACEFUL: Final = timedelta(seconds=10)
 LONGEST_PAUSE: Final = 60.0
 """Seconds between two tries while Temporal does not answer."""
+
+MOST_AT_ONCE: Final = 100
+"""Reports of one GPU that one signal carries: a signal of more than 2 MiB would never be taken."""
+
+_REFUSALS: Final = frozenset({RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION})
+"""Answers that are about what was sent; with every other one nobody's reports would be taken."""
 
 REMEMBER_EVERY: Final = 30.0
 """Seconds after which what was seen is noted on disk although nothing is new."""
@@ -174,18 +180,36 @@ class Reporter:
         while True:
             self._something_waits.clear()
             waiting = await asyncio.to_thread(self._spool.waiting)
+            refused = False
             try:
                 for uuid, group in groupby(waiting, key=lambda each: each.uuid):
-                    await self._tell(client, uuid, list(group))
-                    pause = 1.0
+                    told = await self._tell(client, uuid, list(group))
+                    refused = refused or not told
+                    pause = 1.0 if told else pause
             except RPCError as error:
                 log.warning("%d reports wait: Temporal does not take them: %s", len(waiting), error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                refused = True
+            if not refused:
+                await self._something_waits.wait()
                 continue
-            await self._something_waits.wait()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _tell(self, client: Client, uuid: str, waiting: list[Waiting]) -> None:
+    async def _tell(self, client: Client, uuid: str, waiting: list[Waiting]) -> bool:
+        """Deliver reports of one GPU; False where Temporal refuses some of them, which must not hold up others'."""
+        taken = True
+        for start in range(0, len(waiting), MOST_AT_ONCE):
+            part = waiting[start : start + MOST_AT_ONCE]
+            try:
+                await self._signal(client, uuid, part)
+            except RPCError as error:
+                if error.status not in _REFUSALS:
+                    raise
+                log.error("%d reports on GPU %s wait: Temporal refuses them: %s", len(part), uuid, error)
+                taken = False
+        return taken
+
+    async def _signal(self, client: Client, uuid: str, waiting: list[Waiting]) -> None:
         cluster = self._settings.cluster
         await client.start_workflow(
             WORKFLOW,

@@ -73,7 +73,7 @@ class Telemetry:
         ready: tuple[Check, ...] = (self._polls,)
         if version is not None:
             self._waits = f"it is not known yet whether {_named(version)} is current"
-            ready = (self._polls, self._given_work)
+            ready = (self._polls, self._is_current)
         return Probes(self.registry, live=(self._alive,), ready=ready, further=self.library)
 
     def ended(self, demand: Demand, state: DemandState, at: datetime) -> None:
@@ -109,23 +109,24 @@ class Telemetry:
             await asyncio.sleep(COUNT_EVERY)
 
     async def follow(self, client: BankClient, version: WorkerDeploymentVersion | None) -> None:
-        """Look whether workers of this version are given work, until cancelled; at once where there is none.
+        """Look whether this version is current, until cancelled; not at all where there is none.
 
-        While Temporal does not answer, what was seen last holds on.
+        One that is ramping is not: it works, and the workers of the build before are still needed. While Temporal does
+        not answer, what was seen last holds on.
         """
         while version is not None:
             try:
-                routing = await client.routing(version.deployment_name)
+                current = await client.current_build(version.deployment_name)
             except BackendError as error:
                 log.warning("%s", error)
             else:
-                waits = "" if version.build_id in routing else f"{_named(version)} is not current"
+                waits = "" if version.build_id == current else f"{_named(version)} is not current"
                 if waits != self._waits:
-                    log.info("%s", waits or f"{_named(version)} is given work")
+                    log.info("%s", waits or f"{_named(version)} is current")
                 self._waits = waits
             await asyncio.sleep(FOLLOW_EVERY)
 
-    async def _given_work(self) -> str:
+    async def _is_current(self) -> str:
         return self._waits
 
     async def _polls(self) -> str:

@@ -52,13 +52,20 @@ class Webhook:
         now: Callable[[], float] = time,
     ) -> None:
         """Raises `PolicyError` for an address that cannot be called, or without a secret."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise PolicyError(f"webhook address {url!r} is none; write http(s)://host[:port]/path, without a user")
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of a port, or of brackets
+            fits = False
+        if not fits or "@" in parts.netloc:
+            # Not the address itself: a user's password, or a token in its query, would stand in the log.
+            raise PolicyError(
+                "incidents.webhook.url is no address that can be called; write http(s)://host[:port]/path, without a user"
+            )
         if not secret:
             raise PolicyError("the webhook has no secret; set incidents.webhook.secret, for receivers trust signatures")
         self._parts, self._secret, self._networks, self._now = parts, secret.encode(), tuple(networks), now
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._timeout = timeout.total_seconds()
         self._client = httpx2.AsyncClient(timeout=self._timeout, follow_redirects=False, trust_env=False)
 

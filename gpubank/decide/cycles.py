@@ -57,9 +57,7 @@ def longest(counts: CycleCounts, share: float = SHARE) -> float | None:
     if counts.total <= 0:
         return None
     below = last = least = 0.0
-    for bound, count in counts.buckets:
-        if not isfinite(bound):
-            break
+    for bound, count in (bucket for bucket in counts.buckets if isfinite(bucket[0])):
         if count >= share * counts.total:
             return bound
         least += (count - below) * last

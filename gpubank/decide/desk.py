@@ -279,11 +279,6 @@ class Desk:
                 left -= workload.gpus
         return tuple(owed)
 
-    def passed_over(self, group: str) -> tuple[WorkloadFacts, ...]:
-        """Own Workloads that wait for quota and are owed nothing."""
-        owed = {workload.key.uid for workload in self.owed(group)}
-        return tuple(w for w in self._pending_own.get(group, ()) if w.key.uid not in owed)
-
     def lines(self, *states: LineState) -> tuple[Line, ...]:
         """Open lines in one of the states, in the order in which they were begun."""
 

@@ -137,8 +137,6 @@ def _surplus_excesses(desk: Desk) -> list[Excess]:
     lent = desk.books.lent(SURPLUS)
     promised = max(lent - surplus_limit(desk, desk.terms.capacity), 0)
     missing = max(lent - surplus_limit(desk, min(desk.terms.capacity, physical(desk))), 0) - promised
-    if beyond := overhang(desk):  # that has to be stopped; the rest may find another lender once it is
-        missing = min(missing, beyond)
     return [
         Excess(SURPLUS, DemandKind.LIMIT, "surplus", promised, "guarantees need what is lent as surplus"),
         Excess(SURPLUS, DemandKind.SHRUNK, "capacity", missing, _nodes_have(desk)),

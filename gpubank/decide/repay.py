@@ -3,8 +3,8 @@
     direct     a victim's line of the demanding lender
     swap       a victim's line of another lender exchanges lenders with an equal line of the demanding lender that
                goes on running: the other lender lends on, the demanding one is repaid
-    novation   somebody with free slack takes over a line of the demanding lender that goes on running; not where
-               nodes are missing for what is reserved, for then nothing may go on running
+    novation   somebody with free slack takes over a line of the demanding lender that goes on running; that is no
+               help for what is reserved beyond a shrunken pool's nodes
 
 Every limit and guarantee holds after each of them.
 """
@@ -62,8 +62,11 @@ class Teller:
         )
         """Lines of the demanding lender that run and that nobody has: they may go on for somebody else."""
 
-        self._novates = demand.kind is not DemandKind.SHRUNK or not overhang(desk)
-        self.novatable = min(sum(line.gpus for line in self._lines), self._till.most) if self._novates else 0
+        stopped = overhang(desk) if demand.kind is DemandKind.SHRUNK else 0
+        self._may_go_on = max(demand.gpus - demand.idle - stopped, 0)
+        """GPUs of the demand that need not be stopped."""
+
+        self.novatable = min(sum(line.gpus for line in self._lines), self._till.most, self._may_go_on)
         """Most GPUs that novation could repay, whoever is stopped."""
 
     def counts(self, line: Line) -> bool:
@@ -94,7 +97,7 @@ class Teller:
         till = self._till.copy()
         swaps = self._swaps(victims, running, gpus, till)
         gpus -= sum(part for *_, part in swaps)
-        novations = self._novations(running, gpus, till) if self._novates else ()
+        novations = self._novations(running, min(gpus, self._may_go_on), till)
         return Repayment(tuple(direct), tuple(swaps), tuple(novations))
 
     def _in_use(self, line: Line) -> bool:

@@ -153,8 +153,7 @@ class Till:
         self._others = {group: lendable(desk, group) for group in desk.groups if group not in without}
         if SURPLUS not in without:
             self._others[SURPLUS] = lendable_surplus(desk)
-        if desk.terms.serving_floor:
-            self._keep_for_serving(desk)
+        self._keep_for_serving(desk)
         self._room = {group: borrow_room(desk, group) for group in desk.groups}
         self._turns: tuple[str, ...] | None = None
         self._spare = sum(spare for spare in self._others.values() if spare > 0)
@@ -241,7 +240,7 @@ class Till:
             self._others[lender] -= gpus
             if not novates_loan:
                 self.use_room(borrower, gpus)
-        elif lender in self._others:
+        else:
             self._others[lender] = min(self._others[lender], self._own[lender])
         self._spare += max(self._others.get(lender, 0), 0) - before
         self._turns = None

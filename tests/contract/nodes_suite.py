@@ -135,6 +135,15 @@ class NodesSuite:
         assert node is not None
         assert node.unschedulable
 
+    async def test_a_mark_that_an_earlier_incident_left_behind_keeps_no_node_open(self, site: Site) -> None:
+        name, later = site.names[0], mark().model_copy(update={"since": datetime(2026, 1, 6, 12, tzinfo=UTC)})
+        await cordon(site, name, mark())
+        await site.open(name)
+        await cordon(site, name, later)
+        node = await site.nodes.view(name)
+        assert node is not None
+        assert (node.unschedulable, node.ours, node.marks) == (True, True, (later,))
+
     async def test_a_node_that_is_gone_cannot_be_cordoned_and_need_not_be_opened(self, site: Site) -> None:
         with pytest.raises(PolicyError, match="has left the cluster"):
             await cordon(site, "nowhere", mark())

@@ -75,12 +75,18 @@ async def no_node_has_room(bank: Bank) -> None:
     assert not (await bank.workload("serve")).placed
     demand = await _demand(bank, "vision", DemandKind.PLACEMENT)
     assert (demand.gpus, demand.pods) == (8, 1)
-    await bank.placed("serve")
+    serve = await bank.placed("serve")
     await bank.demand_met("vision")
-    phases = {name: (await bank.loan(name)).phase for name in trains}
-    assert sorted(phases.values()) == [LoanPhase.ACTIVE, LoanPhase.PARKED]
-    (kept,) = (name for name, phase in phases.items() if phase is LoanPhase.ACTIVE)
+    (moved,) = [name for name in trains if len(await bank.lines(job=name)) > 1 or (await bank.loan(name)).recalls]
+    (kept,) = trains.keys() - {moved}
     assert not touches(trains[kept])(await bank.facts())
+
+    async def came_back() -> bool:
+        return len((await bank.loan(moved)).history) == 2
+
+    await bank.until(came_back, f"{moved} comes back beside {kept}")
+    nodes = {(await bank.placed(name)).pod_facts[0].node for name in trains}
+    assert nodes == {trains[kept].pod_facts[0].node} != {serve.pod_facts[0].node}
     await bank.settled()
 
 

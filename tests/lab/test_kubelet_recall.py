@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gpubank.domain.recall import LoanPhase
 from gpubank.hook.export import single_file
 from gpubank.lab import Lab, podspec
 from gpubank.lab.access import Manifest, documents
+from gpubank.lab.components.containerd import POD_RANGE
 from gpubank.lab.names import REAL_NODE
 from gpubank.lab.postgres import Postgres
 from tests.contract.world import job_of
@@ -137,8 +139,7 @@ def trainer(bank: RealBank, transport: str, api_server: dict[str, str]) -> Manif
     folder, hook = bank.folder, bank.folder / "gpubank_hook.py"
     arguments = [*("--steps", str(STEPS)), *("--step-time", str(STEP_SECONDS)), *("--log-every", "1")]
     command = [paced.__file__, str(folder / "hurry"), *arguments, "--out", str(result(bank, transport))]
-    environment = {"GPUBANK_TEST": transport, **api_server}
-    own = podspec.python_pod(command, read_only=[ROOT], writable=[folder], environment=environment, folder=ROOT)
+    own = podspec.python_pod(command, read_only=[ROOT], writable=[folder], environment=api_server, folder=ROOT)
     replaced = {
         "/checkpoints": str(folder / "checkpoints"),
         "/run-7": f"/{transport}",
@@ -172,18 +173,26 @@ async def running(bank: RealBank, job: str, container: str, line: str) -> Object
     await bank.placed(job)
 
     async def look() -> Object | None:
-        pod = bank.pods.of(job)[-1]
-        return pod if line in await bank.pods.log(pod, container) else None
+        for pod in bank.pods.of(job)[-1:]:
+            if line in await bank.pods.log(pod, container):
+                return pod
+        return None
 
     return await bank.until(look, f"{job} says {line!r}", every=0.5)
 
 
-def ended(pod: Object, container: str) -> Object:
-    """Return how a container ended."""
-    statuses = [*pod["status"]["containerStatuses"], *pod["status"].get("initContainerStatuses", ())]
-    (found,) = [each for each in statuses if each["name"] == container]
-    state: Object = found["state"]["terminated"]
-    return state
+async def ended(bank: RealBank, pod: Object, container: str) -> Object:
+    """See a container end; return how."""
+    name = pod["metadata"]["name"]
+
+    async def look() -> Object | None:
+        status = bank.pods.now(pod)["status"]
+        statuses = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+        (found,) = [each for each in statuses if each["name"] == container]
+        state: Object | None = found["state"].get("terminated")
+        return state
+
+    return await bank.until(look, f"container {container} of {name} has ended")
 
 
 def moment(text: str) -> datetime:
@@ -211,8 +220,8 @@ async def test_a_recall_reaches_containers_over_every_transport_and_they_go_on_f
             checkpoint = parked[transport].checkpoint
             assert checkpoint is not None
             assert checkpoint.uri.startswith(f"file://{bank.folder}/checkpoints/{transport}/")
-            see_sigterm_obeyed(bank, bank.pods.now(pod), await logs[transport], checkpoint.step)
-        assert_each_was_asked_by_its_transport(gpus.lab, bank, first)
+            await see_sigterm_obeyed(bank, pod, await logs[transport], checkpoint.step)
+        await see_each_asked_by_its_transport(gpus.lab, bank, first)
 
         await bank.settled()
         await bank.finish("vision", "batch")
@@ -227,7 +236,7 @@ async def test_a_recall_reaches_containers_over_every_transport_and_they_go_on_f
             assert checkpoint is not None
             before, after = bank.pods.of(job)
             assert before["metadata"]["uid"] != after["metadata"]["uid"]
-            assert ended(after, "train")["exitCode"] == 0
+            assert (await ended(bank, after, "train"))["exitCode"] == 0
             log = await bank.pods.log(after, "train")
             assert log.startswith(f"resumed from step {checkpoint.step} ")
             came_to = read(result(bank, transport))
@@ -237,26 +246,25 @@ async def test_a_recall_reaches_containers_over_every_transport_and_they_go_on_f
     assert_admitted_by_class(await workloads(bank), {"batch": POOL, **dict.fromkeys(jobs.values(), SHARE)})
 
 
-def see_sigterm_obeyed(bank: RealBank, pod: Object, log: str, saved: int) -> None:
+async def see_sigterm_obeyed(bank: RealBank, pod: Object, log: str, saved: int) -> None:
     """See that a container ended by itself because of SIGTERM, after its checkpoint and before it was to be killed."""
     lines = log.splitlines()
     assert lines[-1].startswith("stopped by SIGTERM after step "), lines[-3:]
     assert int(lines[-1].split()[-1]) >= saved
     assert any(line.startswith(f"checkpoint at step {saved} written: ") for line in lines)
-    how = ended(pod, "train")
+    how = await ended(bank, pod, "train")
     assert how["exitCode"] == STOPPED
     assert moment(how["finishedAt"]) < bank.pods.deadline(pod)
 
 
-def assert_each_was_asked_by_its_transport(lab: Lab, bank: RealBank, first: dict[Transport, Object]) -> None:
+async def see_each_asked_by_its_transport(lab: Lab, bank: RealBank, first: dict[Transport, Object]) -> None:
     names = {transport: pod["metadata"]["name"] for transport, pod in first.items()}
     made = set(restricted.calls(lab))
     assert {call.name for call in made if call.resource == "pods/exec"} == {names[Transport.EXEC]}
     patched = {call.name for call in made if (call.process, call.resource, call.verb) == ("worker", "pods", "patch")}
     assert patched == {names[Transport.ANNOTATION]}
-    pod = bank.pods.now(first[Transport.ANNOTATION])
-    assert ended(pod, "relay")["exitCode"] == 0
-    assert bank.pods.now(first[Transport.HTTP])["status"]["podIP"].startswith("198.18.38.")
+    assert (await ended(bank, first[Transport.ANNOTATION], "relay"))["exitCode"] == 0
+    assert ip_address(first[Transport.HTTP]["status"]["podIP"]) in ip_network(POD_RANGE)
 
 
 async def workloads(bank: RealBank) -> dict[str, Object]:
@@ -295,7 +303,6 @@ async def test_a_trainer_that_ignores_sigterm_counts_as_there_until_the_kubelet_
     await bank.submit(borrower(bank, "deaf", {"spec": spec}, **{RETRYABLE_LABEL: "true"}), "search")
     pod = await running(bank, "deaf", "main", "begins")
     log = asyncio.create_task(bank.pods.whole_log(pod, "main"))
-    uid = pod["metadata"]["uid"]
 
     def too_early(facts: PoolFacts) -> bool:
         """Whether the bank takes the job for gone, or its GPUs for the owner's, while its process lives."""
@@ -308,11 +315,10 @@ async def test_a_trainer_that_ignores_sigterm_counts_as_there_until_the_kubelet_
         await bank.placed("batch-2")
     assert not lives(folder)
     assert (await log).splitlines() == ["begins", "heard SIGTERM and goes on"]
-    killed = bank.pods.now(pod)
-    how = ended(killed, "main")
-    assert (how["exitCode"], killed["metadata"]["uid"]) == (KILLED, uid)
+    how = await ended(bank, pod, "main")
+    assert how["exitCode"] == KILLED
     end = moment(how["finishedAt"])
-    assert end >= bank.pods.deadline(killed), "its grace was not over"
+    assert end >= bank.pods.deadline(pod), "its grace was not over"
     line = (await bank.lines(job="deaf"))[0]
     assert line.ended_at is not None
     assert line.ended_at >= end
@@ -321,7 +327,7 @@ async def test_a_trainer_that_ignores_sigterm_counts_as_there_until_the_kubelet_
 
     await bank.finish("vision", "batch-2")
     again = await running(bank, "deaf", "main", "begins")
-    assert again["metadata"]["uid"] != uid
+    assert again["metadata"]["uid"] != pod["metadata"]["uid"]
     await bank.finish("search", "deaf")
     await bank.loan_in("deaf", LoanPhase.CLOSED)
     await returned(bank)

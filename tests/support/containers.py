@@ -20,6 +20,7 @@ from gpubank.client import BankClient
 from gpubank.domain.contract import NODE_POOL_LABEL
 from gpubank.lab import Lab
 from gpubank.lab.access import Api, Manifest
+from gpubank.lab.errors import LabError
 from gpubank.lab.names import NODE_ADDRESS, REAL_NODE, REAL_POOL
 from gpubank.lab.runtime import PAUSE_IMAGE
 from tests.contract.kueue_world import KueueWorld
@@ -101,7 +102,7 @@ class Pods:
 
     async def log(self, pod: Object, container: str) -> str:
         """Return what a container has printed so far; empty before it runs."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(LabError):
             return await asyncio.to_thread(self._api.text, _log(pod, container))
         return ""
 
@@ -150,7 +151,8 @@ async def real_pool(running: RunningBank, folder: Path, resource: str) -> AsyncI
                 await bank.leave()
                 await world.clear()
                 watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watching
     running.processes.check()
 
 
@@ -188,7 +190,8 @@ def documented(page: Path, transport: str, replaced: Mapping[str, str]) -> Manif
         text = text.replace(name, other)
     found = [each for each in yaml_blocks(text) if _transport(each) == transport]
     assert len(found) == 1, f"{page.name} has {len(found)} pod templates for {transport}"
-    return found[0]
+    template: Manifest = found[0]
+    return template
 
 
 def yaml_blocks(text: str) -> list[Any]:
@@ -235,5 +238,6 @@ def _container(shown: Manifest, base: Manifest) -> Manifest:
 
 
 def _volume(shown: Manifest, claims: Mapping[str, Path]) -> Manifest:
-    claim = shown.get("persistentVolumeClaim")
-    return shown if claim is None else {"name": shown["name"], "hostPath": {"path": str(claims[claim["claimName"]])}}
+    if claim := shown.get("persistentVolumeClaim"):
+        return {"name": shown["name"], "hostPath": {"path": str(claims[claim["claimName"]])}}
+    return shown

@@ -24,8 +24,12 @@ def _signatures() -> Iterator[Any]:
     for each in WORKFLOWS:
         definition = workflow._Definition.must_from_class(each)
         yield from (*(definition.arg_types or ()), definition.ret_type)
-        for handler in (*definition.signals.values(), *definition.updates.values(), *definition.queries.values()):
-            yield from (*(handler.arg_types or ()), getattr(handler, "ret_type", None))
+        for signal in definition.signals.values():
+            yield from signal.arg_types or ()
+        for update in definition.updates.values():
+            yield from (*(update.arg_types or ()), update.ret_type)
+        for query in definition.queries.values():
+            yield from (*(query.arg_types or ()), query.ret_type)
     for _, protocol in inspect.getmembers(interfaces, inspect.isclass):
         for method in vars(protocol).values():
             if callable(method) and activity._Definition.from_callable(method) is not None:

@@ -27,7 +27,7 @@ from gpubank.domain.contract import Side
 from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.ledger import imbalance
 from gpubank.domain.loan import LineState
-from gpubank.domain.recall import LoanPhase, ReclaimPhase
+from gpubank.domain.recall import Ended, LoanPhase, ReclaimPhase
 from gpubank.embedded.devserver import find_binary
 from gpubank.settings import Settings
 from tests.fakes.bank import FakeBank
@@ -76,16 +76,22 @@ class Builds:
     async def make_current(self, build: str) -> None:
         """Give a build the work, by the command that the how-to names; the server first has to have seen it poll."""
         target = ["--build-id", build] if build else ["--unversioned"]
-        command = ["worker", "deployment", "set-current-version", "--deployment-name", DEPLOYMENT, *target, "--yes"]
+        command = ["set-current-version", "--deployment-name", DEPLOYMENT, *target]
+        await self.bank.until(lambda: self._told(command), f"build {build or 'none'} is current")
 
-        async def done() -> bool:
-            process = await asyncio.create_subprocess_exec(
-                find_binary(), *command, "--address", self.address,
-                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
-            return await process.wait() == 0
+    async def _told(self, command: list[str]) -> bool:
+        """Whether Temporal takes a command about worker deployments."""
+        process = await asyncio.create_subprocess_exec(
+            find_binary(), "worker", "deployment", *command, "--yes", "--address", self.address,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        return await process.wait() == 0
 
-        await self.bank.until(done, f"build {build or 'none'} is current")
+    async def ramp(self, build: str, percent: int) -> None:
+        """Give a build a part of the work, or none of it any more, as the how-to says."""
+        target = ["--build-id", build, "--percentage", str(percent)] if percent else ["--build-id", build, "--delete"]
+        command = ["set-ramping-version", "--deployment-name", DEPLOYMENT, *target]
+        await self.bank.until(lambda: self._told(command), f"{percent} % goes to build {build}")
 
     async def shift(self, before: str, after: str, workflows: tuple[type, ...] = WORKFLOWS) -> None:
         """Have one build follow another."""
@@ -207,7 +213,7 @@ def replayer(loan: type) -> Replayer:
 
 
 @pytest.mark.timeout(300)
-async def test_a_guarded_change_reaches_a_loan_that_runs_and_can_be_rolled_back_until_it_was_used(
+async def test_a_guarded_change_reaches_a_loan_that_runs_and_one_that_used_it_waits_out_a_rollback(
     bank: FakeBank, tmp_path: Path
 ) -> None:
     async with builds_of(bank, "old") as builds:
@@ -219,6 +225,15 @@ async def test_a_guarded_change_reaches_a_loan_that_runs_and_can_be_rolled_back_
         assert REASON in bank.reasons("train")
         used = await history_of(bank, train)
         assert await trouble(bank) == 0
+        await builds.shift("new", "old")
+        await bank.client.temporal.get_workflow_handle(bank.loan(train)).signal("ended", Ended())
+
+        async def waits() -> bool:
+            return await trouble(bank) == 1
+
+        await bank.until(waits, "the build before cannot go on with it")
+        assert {line.state for line in await bank.lines()} == {LineState.GRANTED}  # and nothing is lost by it
+        await builds.shift("old", "new", next_build(NextLoan))
         await all_returned(bank, train, tmp_path)
     for loan in (NextLoan, LoanWorkflow):
         await replayer(loan).replay_workflow(unused)  # nothing of the change is in it yet: either build goes on
@@ -242,8 +257,8 @@ async def test_a_versioned_worker_is_ready_and_well_in_the_doctors_eyes_only_whi
 ) -> None:
     async with builds_of(bank, "a") as builds:
         telemetry = Telemetry()
-        _, given_work = telemetry.probes((), version("b")).ready
-        assert "not known yet" in await given_work()
+        _, is_current = telemetry.probes((), version("b")).ready
+        assert "not known yet" in await is_current()
         following = asyncio.create_task(telemetry.follow(bank.client, version("b")))
         settings = Settings.load({"temporal.address": builds.address, "cluster.name": bank.cluster})
 
@@ -255,22 +270,26 @@ async def test_a_versioned_worker_is_ready_and_well_in_the_doctors_eyes_only_whi
             await builds.start("b")
 
             async def waits() -> bool:
-                return await given_work() == "build b of worker deployment gpubank is not current"
+                return await is_current() == "build b of worker deployment gpubank is not current"
 
             async def seen() -> bool:
                 return (await ill()).count("workers of gpubank, build b are given nothing") == 2
 
             await bank.until(waits, "b is not ready")
+            await builds.ramp("b", 50)
+            assert await waits()  # a part of the work is not all of it: a is still needed
+            assert await ill() == ""
+            await builds.ramp("b", 0)
             await bank.until(seen, "the doctor sees that b is given nothing")
             await builds.make_current("b")
 
             async def ready() -> bool:
-                return await given_work() == ""
+                return await is_current() == ""
 
             await bank.until(ready, "b is ready")
             await builds.stop("b")  # a, which is still there, is given nothing: work waits for b
-            assert (await bank.client.routing(DEPLOYMENT)).current == "b"
-            assert await bank.client.routing("nobody") == ("", "")
+            assert await bank.client.current_build(DEPLOYMENT) == "b"
+            assert await bank.client.current_build("nobody") == ""
         finally:
             following.cancel()
             await telemetry.close()

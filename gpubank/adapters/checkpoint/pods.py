@@ -54,7 +54,7 @@ class LightkubePods:
     ) -> ExecResult:
         """Run `command` in the pod with that uid and wait for its end.
 
-        An empty `container` is the one that kubectl would take. Exit code 127 is also a program that is not there.
+        An empty `container` is the one that kubectl would take. Exit code 127 is also a program that cannot be started.
         """
         found = await self._get(namespace, pod)
         if found is None or _notes(namespace, pod, found).uid != uid:
@@ -120,7 +120,7 @@ def _default_container(pod: Pod) -> str | None:
 
 
 def _is_not_there(program: str, error: Exception) -> bool:
-    """Whether a container runtime says that the image has no such program, which no second try changes.
+    """Whether a container runtime says that it has no such program, or may not run it, which no second try changes.
 
     It has no exit code for that, only words: those of runc, which are Go's, or those of crun.
     """

@@ -47,3 +47,16 @@ async def test_work_that_lets_loans_lapse_again_and_again_rests_longer_every_tim
         bank.loop._rest((uid,), now)
         assert not bank.loop._rests(gone, now)
         assert not bank.loop._rests(facts, now)
+
+
+async def test_whoever_is_gone_is_forgotten_by_what_was_said_to_owners(tmp_path: Path) -> None:
+    async with a_bank(tmp_path) as bank:
+        await bank.agree(a={"guaranteed": 8}, b={"guaranteed": 8})
+        for number in range(3):
+            bank.submit("a", f"large-{number}", 32, pods=4)
+        await bank.let(2)
+        assert len(bank.loop._noted) == 3, "each was told why it waits"
+        for number in range(3):
+            bank.cluster.delete_job(f"large-{number}", "team-a")
+        await bank.let(1)
+        assert bank.loop._noted == {}

@@ -114,6 +114,44 @@ async def test_a_lease_goes_its_way_and_every_step_of_it_is_audited_with_who_too
     assert (await bank.ledger.verify()).ok
 
 
+async def test_the_audit_trail_has_who_approved_each_spec_and_why_however_fast_it_was_edited(bank: Bank) -> None:
+    await ask(bank)
+    await decide(bank, approved)
+    await bank.let(0.2)
+    await ask(bank, gpus=4)  # and approved before the controller looks, by a name that nobody has confirmed
+    found = await lease(bank)
+    status = approved(found, Identity("bob", verified=False), "half of it", bank.cluster.clock.now())
+    await bank.cluster.objects.patch_status(
+        "CapacityLease",
+        "release",
+        "team-a",
+        status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        seen=found.metadata.resource_version,
+    )
+    await bank.let(0.2)
+    assert await ready(bank) == ("True", "Applied")
+    events = sorted(await bank.ledger.audit(subject="lease/team-a/release"), key=lambda event: event.sequence)
+    assert [event.actor for event in events] == ["pia", "bob"]
+    assert events[-1].detail["approval"] == "approved by bob (unverified): half of it"
+    assert (events[-1].detail["for"], events[-1].detail["generation"]) == ("4 GPUs in pool demo", 2)
+    await bank.let(1)
+    assert len(await bank.ledger.audit(subject="lease/team-a/release")) == 2, "said once"
+
+
+async def test_an_approval_that_another_takes_the_place_of_is_audited_too(bank: Bank) -> None:
+    await ask(bank)
+    await decide(bank, approved)
+    await bank.let(0.2)
+    await decide(bank, revoked)
+    found = await lease(bank)
+    status = approved(found, Identity("bob", verified=True), "again", bank.cluster.clock.now())
+    body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    seen = found.metadata.resource_version
+    await bank.cluster.objects.patch_status("CapacityLease", "release", "team-a", body, seen=seen)
+    await bank.let(0.2)
+    assert await audited(bank) == [("lease Applied", "pia"), ("lease Applied", "bob")]
+
+
 async def test_a_lease_ends_by_itself(bank: Bank) -> None:
     await ask(bank, minutes=0.05)
     await decide(bank, approved)

@@ -132,6 +132,13 @@ def test_whoever_waits_is_told_until_when_and_that_lies_ahead(marks: list[GpuMar
         assert not marks
 
 
+def test_a_gpu_that_has_been_taken_away_costs_the_others_of_its_node_nothing() -> None:
+    marks = (mark("xid 79", "hardware", "RESTART_BM"),)
+    found = judge(marks, seen=False, last_edge_at=NOON, policy=POLICY, now=NOON, removed=True)
+    assert (found.verdict, found.scope, found.cause) == (Verdict.ACT, GPU, "xid 79")
+    assert "has no such GPU now" in found.reason
+
+
 # ---- the breaker
 
 
@@ -178,6 +185,11 @@ def test_whatever_is_out_for_any_reason_counts(out: NodeView) -> None:
 def test_what_is_out_already_costs_nothing_more() -> None:
     assert allowed([node("a", closed=True), node("b")], "a")
     assert allowed([node("a", of("me"), closed=True, ours=True), node("b")], "a"), "asked again after it was done"
+
+
+def test_a_mark_on_a_node_that_somebody_has_opened_since_closes_nothing() -> None:
+    pool = [node("a", of("retired", NODE, "g1"))]
+    assert [each.out_without("me") for each in pool] == [1], "only its GPU"
 
 
 def test_single_gpus_count_as_such() -> None:

@@ -187,7 +187,7 @@ def test_admitted_work_that_finds_no_node_for_thirty_seconds_demands_nodes() -> 
 
 def test_work_that_no_stop_would_place_demands_no_nodes() -> None:
     model = scattered()
-    model.nodes = {"n0": 4, "n1": 4}
+    model.nodes = dict.fromkeys(["n0", "n1", "n2", "n3"], 4)
     model.now += timedelta(minutes=1)
     model.step()
     assert not model.books.demands

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpubank.decide.desk import Desk
 from gpubank.decide.slack import overhang
 from gpubank.domain.demand import DemandKind
 from gpubank.domain.loan import SURPLUS
 from tests.unit.decide.lent import BORROW, OWN, demand, edit, lent_out
-from tests.unit.decide.model import Desk, Model
+from tests.unit.decide.model import Model
 from tests.unit.decide.parts import POOL, group_terms, pool_terms
 
 

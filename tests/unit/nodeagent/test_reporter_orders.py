@@ -124,6 +124,20 @@ async def test_what_a_person_took_out_stays_out_in_the_persons_name(agent: Agent
     assert "ann: smell" in agent.monitor.book.reason("GPU-0")
 
 
+async def test_no_later_incident_puts_a_retired_gpu_back(agent: Agent, orders: NodeOrders) -> None:
+    await done(lambda: orders.quarantine(ORDER))
+    retired = {"key": "k2", "reason": "retired by ann: burnt", "for_good": True}
+    await done(lambda: orders.quarantine(ORDER.model_copy(update=retired)))
+    again = ORDER.model_copy(update={"key": "k3", "reason": "xid 79"})
+    await done(lambda: orders.quarantine(again))
+    released = await done(lambda: orders.release(again.model_copy(update={"key": "k4"})))
+    assert (released.released, released.mended) == (False, True)
+    assert "retired by ann: burnt" in released.why_not
+    assert "retired by ann: burnt" in agent.monitor.book.reason("GPU-0")
+    await agent.release("GPU-0")
+    assert agent.monitor.book.marks == {}, "a person on the node may"
+
+
 async def test_a_gpu_that_is_not_on_the_node_is_not_found_and_needs_no_release(orders: NodeOrders) -> None:
     other = ORDER.model_copy(update={"uuid": "GPU-9"})
     assert not (await done(lambda: orders.inspect(other))).found

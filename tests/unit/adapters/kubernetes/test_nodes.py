@@ -41,6 +41,14 @@ def test_whose_a_cordon_is_the_managed_fields_say(manager: str, ours: bool) -> N
     assert not _view(owned(manager, closed=False)).ours
 
 
+def test_a_cordon_that_somebody_has_applied_beside_the_bank_is_not_the_banks_alone() -> None:
+    body = owned("gpubank")
+    body["metadata"]["managedFields"].append(
+        {"manager": "gitops", "operation": "Apply", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
+    )
+    assert not _view(body).ours
+
+
 def test_a_gpu_that_is_unfit_is_still_one_that_the_node_has() -> None:
     amounts = {"accelerator.aik8s.run/h100": "6", "nvidia.com/mig-1g.10gb": "7", "memory": "1Ti", "cpu": "64"}
     body = {"metadata": {"name": "n1"}, "status": {"capacity": amounts, "allocatable": {}}}

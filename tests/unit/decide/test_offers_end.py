@@ -1,0 +1,170 @@
+"""Why an offer, or a novation, does not stand any more."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from gpubank.domain.contract import Side
+from gpubank.domain.demand import DemandState
+from gpubank.domain.loan import LineState
+from gpubank.domain.pool import Freeze
+from tests.unit.decide.lent import OWN_DEMAND, end
+from tests.unit.decide.model import Model
+from tests.unit.decide.parts import group_terms, pool_terms
+
+OWN, BORROW = Side.OWN, Side.BORROW
+
+
+def offered() -> Model:
+    """A's x, one pod of 8 GPUs, is offered 8 GPUs of b, whose fence has passed."""
+    model = Model(pool_terms(group_terms("a", 0), group_terms("b", 16), capacity=16), {"n0": 8, "n1": 8})
+    model.settle()
+    model.submit("x", "a", BORROW, 1, 8)
+    model.step()
+    model.write()
+    model.fence()
+    return model
+
+
+def withdrawn(model: Model) -> set[str]:
+    """Why offers were withdrawn by the last step."""
+    moves = [move for transaction in model.last.transactions for move in transaction.moves]
+    return {move.reason for move in moves if move.to_state is LineState.WITHDRAWN}
+
+
+def test_an_offer_that_nothing_stands_against_is_granted() -> None:
+    model = offered()
+    model.step()
+    assert [line.state for line in model.books.lines] == [LineState.GRANTED]
+    assert not withdrawn(model)
+
+
+def nodes_taken(model: Model) -> None:
+    model.nodes = {f"n{i}": 4 for i in range(4)}
+
+
+def gone(model: Model) -> None:
+    model.finish("x", deleted=True)
+
+
+def finished(model: Model) -> None:
+    model.finish("x")
+
+
+def switched_off(model: Model) -> None:
+    model.jobs["x"].active = False
+
+
+def shrunk_to_nothing(model: Model) -> None:
+    model.jobs["x"].size = 0
+
+
+def grown(model: Model) -> None:
+    model.jobs["x"].pods = 2
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        (nodes_taken, "its nodes are taken"),
+        (gone, "its Workload is gone"),
+        (finished, "its Workload is gone"),
+        (switched_off, "its Workload was switched off"),
+        (shrunk_to_nothing, "its Workload was admitted on other lines"),
+        (grown, "its Workload needs 16 GPUs, not 8"),
+    ],
+)
+def test_an_offer_is_withdrawn_when_its_workload_cannot_take_it(happens: Callable[[Model], None], reason: str) -> None:
+    model = offered()
+    happens(model)
+    model.step()
+    assert withdrawn(model) == {reason}
+
+
+def test_who_was_admitted_on_the_lines_of_another_job_needs_no_offer_any_more() -> None:
+    model = Model(pool_terms(group_terms("a", 0), group_terms("b", 16), capacity=16), {"n0": 8, "n1": 8})
+    model.settle()
+    model.submit("y", "a", BORROW, 8)
+    for _ in range(2):
+        model.step()
+        model.write()
+        model.fence()
+    assert [line.state for line in model.books.lines_of("y")] == [LineState.GRANTED]
+    model.submit("x", "a", BORROW, 8, priority=9)
+    model.step()
+    assert [line.state for line in model.books.lines_of("x")] == [LineState.OFFERED]
+    model.admit()
+    assert model.jobs["x"].reserved
+    model.step()
+    assert "its Workload was admitted on other lines" in withdrawn(model)
+    assert [line.state for line in model.books.lines_of("x")] == [LineState.GRANTED]
+
+
+# ---- novations
+
+
+def novating() -> Model:
+    """C is about to take over what b lends to a's x, so that b's own work runs."""
+    groups = (group_terms("a", 0), group_terms("b", 8), group_terms("c", 8))
+    model = Model(pool_terms(*groups, capacity=16), {"n0": 8, "n1": 8})
+    model.settle()
+    model.submit("busy", "c", OWN, 8)
+    model.settle()
+    model.submit("x", "a", BORROW, 8)
+    model.settle()
+    model.finish("busy")
+    model.submit("own", "b", OWN, 8)
+    model.now += timedelta(seconds=1)
+    model.step()
+    model.work()
+    assert [line.lender for line in model.books.lines if line.replaces] == ["c"]
+    return model
+
+
+def frozen(model: Model) -> None:
+    model.terms = model.terms.model_copy(update={"freeze": Freeze(by="ops", reason="upgrade")})
+
+
+def demand_over(model: Model) -> None:
+    end(model, DemandState.CANCELLED, OWN_DEMAND)
+    model.finish("own")
+
+
+def fence_too_late(model: Model) -> None:
+    model.now += timedelta(seconds=30)
+
+
+def borrower_shrinks(model: Model) -> None:
+    job = model.jobs["x"]
+    job.pods, job.nodes = 5, job.nodes[:5]
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        (frozen, "the pool is frozen"),
+        (demand_over, "nobody needs it any more"),
+        (fence_too_late, "it could not be fenced in time"),
+        (borrower_shrinks, "its Workload does not use the line that it would replace"),
+    ],
+)
+def test_a_novation_is_withdrawn_when_it_serves_nobody_and_the_old_line_stands(
+    happens: Callable[[Model], None], reason: str
+) -> None:
+    model = novating()
+    happens(model)
+    model.step()
+    assert reason in withdrawn(model)
+    lines = model.books.lines_of("x")
+    assert sum(line.gpus for line in lines if line.lender == "b" and line.state is not LineState.OFFERED) == 8
+
+
+def test_a_novation_of_a_line_that_is_recalled_meanwhile_is_withdrawn() -> None:
+    model = novating()
+    lines = tuple(
+        line if line.replaces else line.model_copy(update={"state": LineState.RECALLED}) for line in model.books.lines
+    )
+    model.books = model.books.model_copy(update={"lines": lines})
+    model.step()
+    assert "the line that it would replace has changed" in withdrawn(model)
