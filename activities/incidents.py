@@ -32,7 +32,7 @@ from gpubank.domain.incidentsteps import (
 )
 from gpubank.domain.recall import loan_id
 from gpubank.domain.servicing import CordonMark, EvictionOutcome, Uncordoned
-from gpubank.ports import Nodes, Tickets
+from gpubank.ports import Nodes, Notifier, Tickets
 
 BLOCKED_POLL: Final = timedelta(seconds=5)
 """How often an eviction that a disruption budget forbids is asked for again."""
@@ -66,10 +66,12 @@ class IncidentActivities(IncidentCalls):
         *,
         nodes: Nodes,
         tickets: Tickets,
+        notifier: Notifier,
         policy: IncidentPolicy,
         blocked_poll: timedelta = BLOCKED_POLL,
     ) -> None:
         self._pools, self._nodes, self._tickets, self._policy = pools, nodes, tickets, policy
+        self._notifier = notifier
         self._blocked_poll = blocked_poll
         self._cordoning = asyncio.Lock()
 
@@ -143,12 +145,14 @@ class IncidentActivities(IncidentCalls):
         for pod in pods:
             owner = owners.get(pod.uid)
             if owner is None or owner.contract.checkpoint is None:
-                found.append(LeavingPod(pod=pod))
+                found.append(LeavingPod(pod=pod, owner=owner.key if owner is not None else None))
                 continue
             # A trainer refuses epochs older than the last one; its loan's next recall must be newer than this.
             epoch = await self._recalls(inner.cluster, owner.key.uid) if owner.kind is Side.BORROW else 0
             term = owner.mark.term if owner.mark is not None else 1
-            found.append(LeavingPod(pod=pod, workload=owner.key, group=owner.group, term=term, epoch=epoch))
+            found.append(
+                LeavingPod(pod=pod, owner=owner.key, workload=owner.key, group=owner.group, term=term, epoch=epoch)
+            )
         return LeavingPods(pods=tuple(found))
 
     async def _recalls(self, cluster: str, workload_uid: str) -> int:
@@ -169,8 +173,24 @@ class IncidentActivities(IncidentCalls):
         if evicted.outcome is EvictionOutcome.BLOCKED:
             raise not_yet(f"{name} may not be evicted yet: {evicted.message}", again=self._blocked_poll)
         if evicted.outcome is EvictionOutcome.ASKED:
+            await self._tell_owner(step)
             raise not_yet(f"{name} is ending")
         return True
+
+    async def _tell_owner(self, step: EvictStep) -> None:
+        """Say to whom the pod belongs why it ended: nobody of the group has asked for that."""
+        inner, pod = step.step, step.pod
+        if step.owner is None:
+            return
+        view = await self._nodes.view(inner.node)
+        await self._notifier.notify(
+            key=inner.key(f"evicted-{pod.uid}"),
+            pool=view.pool if view is not None else "",
+            workload=step.owner,
+            reason="GpuIncident",
+            message=f"Pod {pod.name} was evicted, for GPU {inner.uuid} of its node {inner.node} is broken:"
+            f" {inner.reason or 'see the incident'}. `gpubank incident show {inner.incident}` says more.",
+        )
 
     @activity.defn(name="incident.ticket")
     async def ticket(self, ticket: Ticket) -> Receipt:

@@ -147,7 +147,9 @@ class Pools:
 async def _within(seconds: float, change: Awaitable[None]) -> bool:
     """Tell whether something changed in time."""
     try:
-        await asyncio.wait_for(change, max(seconds, 0))
+        # No wait_for: before Python 3.12 it swallows a cancellation that comes with the change.
+        async with asyncio.timeout(max(seconds, 0)):
+            await change
     except (TimeoutError, StopAsyncIteration):
         return False
     return True

@@ -91,14 +91,17 @@ def _parsed(model: type[Any], bodies: Sequence[Mapping[str, Any]], unreadable: l
 
 
 def _without(body: Mapping[str, Any], fields: Sequence[tuple[int | str, ...]]) -> Mapping[str, Any]:
-    """Return the object without these fields."""
-    less: Any = copy.deepcopy(dict(body))
-    for *path, last in fields:
-        place = less
-        for part in path:
-            place = place[part]
-        del place[last]
-    return less  # type: ignore[no-any-return]
+    """Return the object without these fields, or as it is where one of them is not to be found."""
+    less: dict[str, Any] = copy.deepcopy(dict(body))
+    try:
+        for *path, last in fields:
+            place: Any = less
+            for part in path:
+                place = place[part]
+            del place[last]
+    except (LookupError, TypeError):
+        return body
+    return less
 
 
 def _dotted(loc: Sequence[int | str]) -> str:

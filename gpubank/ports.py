@@ -226,7 +226,9 @@ class Nodes(Protocol):
         """Put an incident's mark on a node, and close it in the same write if the mark is about the whole node.
 
         A node that bears this very mark with this scope already is left as it is: who opened it meanwhile had a reason.
-        A mark of an earlier incident of the same GPU, which began at another time, is none. Raises `ConflictError` where the node was changed since it was read, `PolicyError` where it is gone.
+        A mark of an earlier incident of the same GPU, which began at another time, is none.
+
+        Raises `ConflictError` where the node was changed since it was read, `PolicyError` where it is gone.
         """
         ...
 

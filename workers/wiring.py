@@ -126,7 +126,9 @@ def cluster_activities(cluster: str, ports: Ports, dispatch: Dispatch) -> list[A
     notices = NoticeActivities(ports.notifier)
     heartbeat = HeartbeatActivities(pools, leases=ports.leases, reclaims=dispatch)
     sweeps = SweepActivities(pools, processes=dispatch, notifier=ports.notifier)
-    incidents = IncidentActivities(pools, nodes=ports.nodes, tickets=ports.tickets, policy=ports.incidents)
+    incidents = IncidentActivities(
+        pools, nodes=ports.nodes, tickets=ports.tickets, notifier=ports.notifier, policy=ports.incidents
+    )
     return [
         loans.look,
         loans.recall_lines,

@@ -29,12 +29,13 @@ with workflow.unsafe.imports_passed_through():
         IncidentStep,
         Judgement,
         JudgeStep,
+        LeavingPod,
         LeavingPods,
         PodsStep,
         Receipt,
         Ticket,
     )
-    from gpubank.domain.servicing import NodePod, PodName, Uncordoned
+    from gpubank.domain.servicing import PodName, Uncordoned
     from gpubank.domain.steps import CheckpointOutcome, CheckpointStep, LedgerNote
     from workflows.retries import ATTEMPT, HEARTBEAT, LONG_ATTEMPT, POLL, STEADY
     from workflows.waiting import unless
@@ -94,11 +95,12 @@ class IncidentActs:
             **self._effect(f"see which pods must leave {self._start.node}"),
         )
 
-    async def evict(self, step: IncidentStep, pod: NodePod, stop: Stop) -> bool:
+    async def evict(self, step: IncidentStep, leaving: LeavingPod, stop: Stop) -> bool:
         """Have one pod leave; False if `stop` came first."""
+        pod = leaving.pod
         handle = workflow.start_activity_method(
             IncidentCalls.evict,
-            EvictStep(step=step, pod=pod),
+            EvictStep(step=step, pod=pod, owner=leaving.owner),
             **self._poll(f"evict {pod.namespace}/{pod.name} within its disruption budgets"),
         )
         return bool(await unless(handle, stop))
@@ -130,9 +132,7 @@ class IncidentActs:
         """See the GPU as its node's agent does; None if the agent does not answer in time."""
         return await self._asked(NodeCalls.inspect, self._order("", "", Wanted.NOTHING), f"see {self._gpu}", limit)
 
-    async def quarantine(
-        self, key: str, reason: str, limit: timedelta, *, for_good: bool = False
-    ) -> GpuSight | None:
+    async def quarantine(self, key: str, reason: str, limit: timedelta, *, for_good: bool = False) -> GpuSight | None:
         """Take the GPU out; None if the agent does not answer in time."""
         order = self._order(key, reason, Wanted.NOTHING, for_good=for_good)
         return await self._asked(NodeCalls.quarantine, order, f"take {self._gpu} out", limit)

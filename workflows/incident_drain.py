@@ -103,7 +103,7 @@ class IncidentDrain(IncidentDesk):
             return
         self._say(leaving, "asked to leave")
         gone = await self.acts.evict(
-            self.step(self.state.cordoned), leaving.pod, lambda: self._left_alone or self.drain_is_off
+            self.step(self.state.cordoned), leaving, lambda: self._left_alone or self.drain_is_off
         )
         if gone:
             self._say(leaving, "gone", gone=True)

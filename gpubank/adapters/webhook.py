@@ -60,7 +60,8 @@ class Webhook:
         if not fits or "@" in parts.netloc:
             # Not the address itself: a user's password, or a token in its query, would stand in the log.
             raise PolicyError(
-                "incidents.webhook.url is no address that can be called; write http(s)://host[:port]/path, without a user"
+                "incidents.webhook.url is no address that can be called:"
+                " write http(s)://host[:port]/path, without a user"
             )
         if not secret:
             raise PolicyError("the webhook has no secret; set incidents.webhook.secret, for receivers trust signatures")

@@ -83,7 +83,10 @@ class Controller:
                 if self._observer is not None:
                     self._observer.reconciled(problem)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(self._resync.total_seconds(), 2))
+                    # No wait_for: before Python 3.12 it swallows a cancellation that comes with a change, and a
+                    # controller that has lost the lead would go on.
+                    async with asyncio.timeout(min(self._resync.total_seconds(), 2)):
+                        await changed.wait()
                 await asyncio.sleep(MIN_PAUSE.total_seconds())
         finally:
             for task in (watcher, poster, pulse):

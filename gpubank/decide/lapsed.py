@@ -2,7 +2,7 @@
 own, and nobody else is stopped for them.
 
     Return/<workload uid>    one for each lender of the Workload; met when its lines are returned
-    a policy is there again  what has not been stopped yet goes on
+    a policy is there again  what has not been stopped yet goes on, as far as its borrowLimit allows
 
 New loans end by themselves: nobody without terms is lent anything. A group's loan to itself comes back as its
 guarantee falls (`decide.limits`).
@@ -10,6 +10,7 @@ guarantee falls (`decide.limits`).
 
 from gpubank.decide.demand import TRY_AGAIN, change, demand_id
 from gpubank.decide.desk import Desk
+from gpubank.decide.slack import borrowed
 from gpubank.domain.demand import DemandKind, DemandState
 from gpubank.domain.loan import Line, LineState
 from gpubank.domain.transaction import DemandOpening
@@ -27,8 +28,14 @@ def follow_lapsed(desk: Desk) -> None:
     for demand in desk.books.demands:
         if demand.kind is DemandKind.RETURN and demand.workload is not None:
             held = desk.books.lines_of(demand.workload.uid)
-            if held and all(desk.group(line.borrower) is not None for line in held):
+            if held and all(_may_keep(desk, line.borrower) for line in held):
                 change(desk, demand, DemandState.CANCELLED, f"{held[0].borrower} has a policy in force again")
+
+
+def _may_keep(desk: Desk, group: str) -> bool:
+    """Whether the group has terms, and borrows no more than they allow: what is beyond comes back all the same."""
+    terms = desk.group(group)
+    return terms is not None and borrowed(desk, group) <= terms.borrow_limit
 
 
 def _given_back(desk: Desk, line: Line) -> bool:

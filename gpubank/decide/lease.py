@@ -13,6 +13,7 @@ Only a person's own order to return a loan is stronger, and the scheduler itself
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import NamedTuple
 
 from gpubank.decide.desk import Desk
@@ -234,12 +235,9 @@ def _oldest(desk: Desk, workloads: Iterable[WorkloadFacts], leases: Sequence[Lea
 
 
 def _covering(leases: Sequence[LeaseTerms], gpus: int) -> LeaseTerms:
-    reach = 0
-    for lease in leases:
-        reach += lease.gpus
-        if reach >= gpus:
-            return lease
-    return leases[-1]
+    """Return the first lease with which they reach so far; together they do."""
+    reach = accumulate(lease.gpus for lease in leases)
+    return next(lease for lease, gpus_so_far in zip(leases, reach, strict=True) if gpus_so_far >= gpus)
 
 
 # ---- who may agree

@@ -109,6 +109,9 @@ class LeavingPod(Message):
     """One pod that must leave, with the job to be saved before."""
 
     pod: NodePod
+    owner: WorkloadKey | None = None
+    """Workload that it is of, whose people are told; None where no queue knows it."""
+
     workload: WorkloadKey | None = None
     """Workload with a checkpoint hook; None where there is nothing to ask."""
 
@@ -132,6 +135,8 @@ class EvictStep(Message):
 
     step: IncidentStep
     pod: NodePod
+    owner: WorkloadKey | None = None
+    """Workload that it is of, whose people are told."""
 
 
 class Ticket(Message):

@@ -4,7 +4,7 @@ read(GPUQuotaPolicy, body)  ─▶  the policy, or InvalidObjectError with every
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar, get_args
 
@@ -133,19 +133,12 @@ def path_of(loc: tuple[int | str, ...]) -> str:
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """List the wire names of the fields at a location below the model."""
     here: type[BaseModel] = model
-    for part in loc:
-        if isinstance(part, int):
-            continue
+    for part in loc:  # indexes, and keys of mappings, are no fields: what is below is of the same model
         field = next((field for field in here.model_fields.values() if field.alias == part), None)
-        below = next(_models_in(field.annotation), None) if field else None
-        if below is None:
-            return []
-        here = below
+        here = (*_models_in(field.annotation), here)[0] if field else here
     return [field.alias or name for name, field in here.model_fields.items()]
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    itself = [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+    return [*itself, *(model for argument in get_args(annotation) for model in _models_in(argument))]

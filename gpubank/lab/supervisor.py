@@ -188,7 +188,9 @@ class Supervisor:
     async def _pause(self, seconds: float) -> None:
         self._changed.clear()
         try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            # No wait_for: before Python 3.12 it swallows a cancellation that comes with the change.
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
         except TimeoutError:
             return
 

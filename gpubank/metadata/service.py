@@ -105,7 +105,9 @@ class MetadataService:
                     else:
                         pause = max((told_at + self._refresh - metadata.issued_at).total_seconds(), 0.01)
                 try:
-                    await asyncio.wait_for(event.wait(), pause)
+                    # No wait_for: before Python 3.12 it swallows a cancellation that comes with the event.
+                    async with asyncio.timeout(pause):
+                        await event.wait()
                     await asyncio.sleep(FOLD)
                 except TimeoutError:
                     continue

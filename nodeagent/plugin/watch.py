@@ -44,7 +44,9 @@ class FolderWatch:
     async def wait(self) -> None:
         """Return after the next change, or after the interval, for somebody to look anyway."""
         try:
-            await asyncio.wait_for(self._changed.wait(), self._poll)
+            # No wait_for: before Python 3.12 it swallows a cancellation that comes with the change.
+            async with asyncio.timeout(self._poll):
+                await self._changed.wait()
         except TimeoutError:
             return
         await asyncio.sleep(_SETTLE)

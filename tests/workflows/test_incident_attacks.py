@@ -104,7 +104,9 @@ async def test_a_fault_that_comes_back_during_probation_and_stays_is_not_forgott
             await incidents.reaches(node, P.UNCORDONED)
             await incidents.report(node, node.fault("thermal", "transient", "THERMAL", verdict="GPU_RESET"))
             state = await incidents.where(
-                node, lambda state: phases(state).count(P.CORDONED) == 2 or state.phase is P.RECOVERED, "it is taken out"
+                node,
+                lambda state: phases(state).count(P.CORDONED) == 2 or state.phase is P.RECOVERED,
+                "it is taken out",
             )
         assert phases(state).count(P.CORDONED) == 2
         assert "has lasted" in state.reason
@@ -127,3 +129,16 @@ async def test_a_node_that_was_opened_after_a_retirement_is_closed_by_the_next_i
         await incidents.report(node, node.fault("xid 79", "hardware", "RESTART_BM"))
         await incidents.reaches(node, P.TICKETED)
         assert await incidents.closed(node)
+
+
+async def test_whoever_owns_an_evicted_pod_is_told_which_incident_ended_it(incidents: Incidents) -> None:
+    await incidents.bank.own("serving", "serve", 8)
+    await incidents.bank.placed("serve")
+    node = incidents.node(await node_of(incidents, "serve"))
+    async with node.serving():
+        await incidents.report(node, node.fault("lost", "hardware", "LOST"))
+        await incidents.reaches(node, P.TICKETED)
+    events = incidents.bank.world.simulated.events.on("Workload")
+    (told,) = [event for event in events if event.reason == "GpuIncident"]
+    assert f"GPU {node.uuid} of its node {node.node} is broken" in told.message
+    assert f"`gpubank incident show {incidents.id(node)}`" in told.message

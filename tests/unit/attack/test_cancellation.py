@@ -48,8 +48,11 @@ async def test_the_device_plugin_stops_although_its_folder_changes(turns: int) -
 async def test_an_activity_stops_although_something_changes(turns: int) -> None:
     changed = asyncio.Event()
 
+    async def comes() -> None:
+        await changed.wait()
+
     async def look() -> None:
-        await _within(60, changed.wait())
+        await _within(60, comes())
         changed.clear()
 
     assert await stops(look, changed.set, turns)

@@ -34,11 +34,13 @@ async def test_a_wider_cordon_that_stands_back_leaves_the_narrow_one_where_it_wa
         cluster.add_node(f"node-{index}", 8, pool="demo")
     nodes = Crowded(cluster)
     calls = IncidentActivities(
-        cast("Any", None), nodes=cast("Any", nodes), tickets=cast("Any", None), policy=IncidentPolicy()
+        cast("Any", None),
+        nodes=cast("Any", nodes),
+        tickets=cast("Any", None),
+        notifier=cluster.notices,
+        policy=IncidentPolicy(),
     )
-    step = IncidentStep(
-        incident="incident/c/node-0/GPU-1", cluster="c", node="node-0", uuid="GPU-1", opened_at=NOON
-    )
+    step = IncidentStep(incident="incident/c/node-0/GPU-1", cluster="c", node="node-0", uuid="GPU-1", opened_at=NOON)
     assert (await calls.cordon(step.model_copy(update={"scope": CordonScope.GPU}))).cordoned
     blocked = await calls.cordon(step.model_copy(update={"scope": CordonScope.NODE}))
     assert "out of service" in blocked.blocked

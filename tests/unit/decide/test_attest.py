@@ -256,3 +256,9 @@ def test_nothing_is_under_a_prefix_that_does_not_begin_with_it(uri: str) -> None
 )
 def test_under_means_below_with_plain_parts(uri: str, prefix: str, under: bool) -> None:
     assert is_under(uri, prefix) is under
+
+
+def test_a_claim_without_a_manifest_is_judged_before_anything_is_read() -> None:
+    answer = CheckpointAnswer.from_claim(json.dumps(CLAIM))
+    with pytest.raises(ValueError, match="judge it by refuse_claim first"):
+        read_manifest(b"{}", answer, request=REQUEST, target=TARGET, last_step=0, policy=HASHES)

@@ -162,6 +162,18 @@ def test_after_an_outage_every_hour_is_caught_up_in_bounded_steps() -> None:
     assert [part.hour for part in hours] == [at(60 * n) for n in range(10)]
 
 
+def test_every_hour_is_due_once_and_all_of_them_where_no_bound_is_set() -> None:
+    plan = due(span(15), None, at(200))
+    assert ([part.hour for part in plan.billed], plan.reach) == ([at(0), at(60), at(120)], at(180))
+    assert due(span(15), plan.reach, at(239)) == ((), (), at(180))
+
+
+def test_what_is_billed_and_what_is_reversed_sum_to_nothing() -> None:
+    halves = [*entry(span(15), Charge(at(60), HOUR_MS), posted_at=at(120))]
+    assert imbalance(halves) == 0
+    assert imbalance(halves[:1]) != 0
+
+
 def test_an_end_that_comes_in_late_corrects_the_hours_that_were_posted_as_full() -> None:
     plan = due(span(15, 70), at(180), at(200))
     assert plan.corrected == (Charge(at(60), 4 * 10 * 60_000), Charge(at(120), 0))

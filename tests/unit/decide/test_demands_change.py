@@ -62,6 +62,17 @@ def test_nothing_is_tried_again_in_a_frozen_pool() -> None:
     assert demand(model).state is DemandState.OPEN
 
 
+def test_in_a_freeze_nothing_comes_back_from_a_group_whose_policy_is_gone() -> None:
+    model = lent_out()
+    groups = model.terms.groups
+    model.terms = model.terms.model_copy(update={"groups": groups[1:], "freeze": FREEZE})
+    model.step()
+    assert not model.books.demands
+    model.terms = model.terms.model_copy(update={"freeze": None})
+    model.step()
+    assert [each.kind for each in model.books.demands] == [DemandKind.RETURN]
+
+
 # ---- limits
 
 
@@ -92,6 +103,15 @@ def test_a_limit_that_could_not_be_kept_is_tried_again_after_five_minutes_and_no
     model.terms = model.terms.model_copy(update={"freeze": None})
     model.step()
     assert demand(model, LENDING).state is DemandState.OPEN
+
+
+def test_a_limit_that_was_kept_opens_again_when_more_is_lent_beyond_it() -> None:
+    model = lent_out()
+    edit(model, "b", lending_limit=10)
+    model.step()
+    end(model, DemandState.RAISED, LENDING)
+    model.step()
+    assert (demand(model, LENDING).state, demand(model, LENDING).gpus) == (DemandState.OPEN, 6)
 
 
 def test_what_comes_back_for_a_falling_guarantee_is_not_demanded_a_second_time() -> None:

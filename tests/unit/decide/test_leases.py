@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpubank.decide.agreement import agree
 from gpubank.decide.desk import Desk
-from gpubank.decide.lease import approval_problem, protected
+from gpubank.decide.lease import approval_problem, protected, protected_now
 from gpubank.decide.step import step
 from gpubank.domain import conditions
 from gpubank.domain.base import format_instant
@@ -61,6 +61,15 @@ def kept(scene: Scene) -> dict[str, str]:
 
 
 # ---- whom a lease keeps
+
+
+def test_whoever_decides_nothing_else_is_told_the_same_of_leases() -> None:
+    scene = leased(two_jobs(), lease("x"))
+    scene.wants(4)
+    model = scene.model
+    found = protected_now(model.facts(), model.books, model.terms, model.now)
+    assert {uid: each.name for uid, each in found.items()} == kept(scene) == {"x": "team-a/release"}
+    assert protected_now(model.facts(), model.books, leased(scene).model.terms, model.now) == {}
 
 
 def test_a_leased_workload_is_no_victim_and_the_next_is_taken() -> None:

@@ -101,6 +101,23 @@ def test_who_was_admitted_on_the_lines_of_another_job_needs_no_offer_any_more() 
     assert [line.state for line in model.books.lines_of("x")] == [LineState.GRANTED]
 
 
+def test_a_gang_that_gathers_keeps_a_whole_offer_while_its_nodes_are_taken() -> None:
+    model = Model(pool_terms(group_terms("a", 0), group_terms("b", 16), capacity=16), {"n0": 8, "n1": 8})
+    model.settle()
+    model.submit("gang", "a", BORROW, 1, 8)
+    model.now += timedelta(minutes=11)
+    model.step()
+    model.write()
+    model.fence()
+    other = model.submit("own", "b", OWN, 2, 4)
+    other.reserved, other.admitted_at, other.nodes = True, model.now, ["n0", "n1"]
+    model.step()
+    assert [line.state for line in model.books.lines] == [LineState.OFFERED]
+    model.finish("own")
+    model.step()
+    assert [line.state for line in model.books.lines] == [LineState.GRANTED]
+
+
 # ---- novations
 
 

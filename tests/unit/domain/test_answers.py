@@ -4,7 +4,9 @@ import pytest
 
 from gpubank.domain.checkpoint import CheckpointAnswer, CheckpointRequest, CheckpointState
 from gpubank.domain.demand import DemandState
+from gpubank.domain.errors import IllegalTransitionError
 from gpubank.domain.ledger import Finding, FindingKind, VerifyReport
+from gpubank.domain.recall import LOAN_MOVES, LoanPhase, moved
 from gpubank.domain.steps import CheckpointOutcome, DemandView
 from tests.unit.domain.bookkeeping import TEN
 
@@ -35,3 +37,9 @@ def test_a_ledger_is_well_if_nothing_was_found() -> None:
     report = VerifyReport(postings=2, lines=1, audit_events=1, head="ab")
     assert report.ok
     assert not report.model_copy(update={"findings": (bad,)}).ok
+
+
+def test_a_phase_moves_only_as_its_table_says() -> None:
+    assert moved("loan 'x'", LOAN_MOVES, LoanPhase.ACTIVE, LoanPhase.RECALLED) is LoanPhase.RECALLED
+    with pytest.raises(IllegalTransitionError, match="loan 'x'"):
+        moved("loan 'x'", LOAN_MOVES, LoanPhase.CLOSED, LoanPhase.ACTIVE)
