@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lint, then every test: first what needs no cluster, on all cores; then the lab's, one after the other, on one lab.
+# Lint, then every test: the examples of domain and decisions, which must reach every branch; what else needs no cluster,
+# on all cores; then the lab's, one after the other, on one lab.
 # With arguments, only pytest with these arguments. The real servers are built once into a cache outside the tree.
 set -euo pipefail
 if [ "$#" -gt 0 ]; then
@@ -9,5 +10,7 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
-pytest -n "${GPUBANK_TEST_WORKERS:-2}" --dist worksteal -m "not lab"
+parallel=(-n "${GPUBANK_TEST_WORKERS:-2}" --dist worksteal)
+pytest "${parallel[@]}" -m "core" --cov --cov-report=term-missing:skip-covered
+pytest "${parallel[@]}" -m "not lab and not core"
 pytest -m lab

@@ -18,6 +18,7 @@ pytest.register_assert_rewrite(
 pytest_plugins = (
     "tests.plugins.lab",  # first: others import it
     "tests.plugins.bank",
+    "tests.plugins.core",
     "tests.plugins.exit",
     "tests.plugins.kubelet",
     "tests.plugins.ledger",

@@ -161,7 +161,7 @@ class Guard:
         """Begin a writing transaction: no migration ends before it does. Raises `BackendError` as `check` does."""
         if connection.dialect.name == "postgresql":
             await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock_shared({_LOCK})")
-        current = (await connection.execute(_STORED)).scalar_one()
+        current = (await connection.execute(_STORED)).scalar_one_or_none() or "absent"
         if current != self._admitted:
             _admit(current, self._ours)
             self._admitted = current

@@ -62,6 +62,25 @@ def test_nothing_is_tried_again_in_a_frozen_pool() -> None:
     assert demand(model).state is DemandState.OPEN
 
 
+def test_a_demand_that_is_tried_again_at_its_very_end_gets_its_whole_time_anew() -> None:
+    model = waiting()
+    end(model, DemandState.PARTIAL)
+    before = demand(model).due_at
+    model.now = before
+    model.step()
+    assert demand(model).state is DemandState.OPEN
+    assert demand(model).due_at == before + model.terms.max_time_to_return
+
+
+def test_a_demand_that_is_tried_again_in_time_keeps_its_end() -> None:
+    model = waiting()
+    end(model, DemandState.PARTIAL)
+    before = demand(model).due_at
+    model.now += 5 * MINUTE
+    model.step()
+    assert (demand(model).state, demand(model).due_at) == (DemandState.OPEN, before)
+
+
 def test_in_a_freeze_nothing_comes_back_from_a_group_whose_policy_is_gone() -> None:
     model = lent_out()
     groups = model.terms.groups

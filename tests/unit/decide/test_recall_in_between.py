@@ -1,10 +1,12 @@
 """Recalls that are planned while something else is under way."""
 
 from gpubank.decide.desk import Desk
+from gpubank.decide.recall import plan_recall
 from gpubank.decide.slack import Source, Till
 from gpubank.domain.demand import DemandKind
+from gpubank.domain.facts import Mark
 from gpubank.domain.loan import LineState
-from tests.unit.decide.parts import group_terms
+from tests.unit.decide.parts import POOL, group_terms
 from tests.unit.decide.scene import DEMAND, NOTEBOOK, Scene, victims
 
 
@@ -59,6 +61,7 @@ def test_who_leaves_a_node_for_two_demands_stays_pledged_to_each_of_them() -> No
     mark(scene, 0, state=LineState.RECALLED, demand=DEMAND)
     mark(scene, 1, state=LineState.RECALLED, demand="another")
     leaving.active = leaving.reserved = False
+    leaving.mark = Mark(loan="loan/x", term=1, step="stop")
     scene.wants(1, 8)
     own = scene.model.jobs["own"]
     own.reserved, own.admitted_at = True, scene.model.now
@@ -113,3 +116,17 @@ def test_who_lends_nothing_is_asked_for_nothing_however_much_it_keeps_for_servin
     assert Till(desk).sources("a", 16) == [Source("c", 4)]
     assert Till(desk, without=frozenset({"b"})).sources("a", 16) == [Source("c", 4)]
     assert Till(desk, without=frozenset({"c"})).sources("a", 16) == []
+
+
+def test_a_lending_limit_is_kept_by_what_is_lent_to_others_and_not_by_a_loan_to_itself() -> None:
+    scene = Scene(group_terms("a", 0), group_terms("b", 8, lending_limit=2), nodes={"n0": 8})
+    scene.runs("itself", "b", {"b": 4}, priority=0)
+    scene.runs("x", "a", {"b": 4}, priority=9)
+    scene.wants(2)
+    books, name = scene.model.books, f"{POOL}/b/Limit/lending"
+    (waits,) = books.demands
+    limit = waits.model_copy(update={"demand_id": name, "kind": DemandKind.LIMIT, "workload": None})
+    model = scene.model
+    plan = plan_recall(model.facts(), books.model_copy(update={"demands": (limit,)}), model.terms, name, now=model.now)
+    assert victims(plan) == ["x"], "although the other would be stopped first"
+    assert plan.complete

@@ -2,8 +2,10 @@
 
 from datetime import timedelta
 
+import pytest
+
 from gpubank.decide.desk import Desk
-from gpubank.decide.lend import could_ever_run
+from gpubank.decide.lend import could_ever_run, gathering
 from gpubank.decide.slack import Source, Till, borrowed
 from gpubank.domain.contract import Side
 from gpubank.domain.loan import LineState
@@ -142,3 +144,46 @@ def test_a_loan_to_itself_that_others_are_about_to_take_over_counts_as_borrowed(
     model.work()
     assert [line.lender for line in model.books.lines if line.replaces] == ["c"]
     assert borrowed(desk(model), "b") == 8
+
+
+def test_two_loans_are_not_offered_onto_the_same_node() -> None:
+    model = Model(
+        pool_terms(group_terms("a", 0), group_terms("b", 16), capacity=16), {"n0": 8, **{f"s{i}": 4 for i in range(2)}}
+    )
+    model.settle()
+    for uid in ("x", "y"):
+        model.submit(uid, "a", BORROW, 1, 8)
+    model.step()
+    assert held(model, "x") == [("Offered", "b", 8)]
+    assert held(model, "y") == [], "there is quota for it, and no second node"
+
+
+def test_what_a_gang_is_offered_already_is_not_counted_against_what_it_could_still_borrow() -> None:
+    model = Model(
+        pool_terms(group_terms("a", 0, borrow_limit=8), group_terms("b", 16), capacity=16), {"n0": 8, "n1": 8}
+    )
+    model.settle()
+    model.submit("x", "a", BORROW, 8)
+    model.step()
+    assert held(model, "x") == [("Offered", "b", 8)]
+    for uid, able in (("x", True), ("y", False)):
+        model.submit("y", "a", BORROW, 8)
+        workload = model.facts().workload(uid)
+        assert workload is not None
+        assert could_ever_run(desk(model), workload, set()) is able
+
+
+@pytest.mark.parametrize(
+    ("minutes", "gathers", "looked_at_again"),
+    [(10, True, 20), (19, True, 20), (20, False, 70), (69, False, 70), (70, True, 80)],
+)
+def test_a_gang_gathers_ten_minutes_of_every_hour_and_is_looked_at_when_that_begins_and_ends(
+    minutes: int, gathers: bool, looked_at_again: int
+) -> None:
+    model = pool()
+    gang = model.submit("gang", "a", BORROW, 16)
+    model.now = gang.waiting_since + timedelta(minutes=minutes)
+    at = desk(model)
+    found = gathering(at)
+    assert (found is not None) is gathers
+    assert gang.waiting_since + timedelta(minutes=looked_at_again) in at.wakes

@@ -36,3 +36,7 @@ def test_a_count_that_may_be_of_the_waiting_jobs_own_admission_is_no_loss() -> N
 
 def test_jobs_of_other_groups_hold_nothing_of_it() -> None:
     assert not seen(elsewhere=8, counted=8)
+
+
+def test_room_that_the_queue_itself_counts_is_there_whatever_is_seen_of_other_jobs() -> None:
+    assert not seen(other=12, counted=4)

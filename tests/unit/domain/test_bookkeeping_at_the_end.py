@@ -30,3 +30,14 @@ def test_a_demand_that_ends_lets_its_own_lines_go_and_no_others() -> None:
     end = DemandChange(demand_id="d", version=books.demands[0].version, state=DemandState.CANCELLED)
     books = books.applied(tx(moves=(move(other, C),), demands=(end,))).books
     assert [(line.state, line.demand) for line in books.lines] == [(G, None), (C, "e")]
+
+
+def test_what_comes_back_for_a_demand_of_somebody_else_is_its_lenders_again() -> None:
+    books = standing(R)
+    books = books.applied(tx(openings=(opening("mine", lender="b"), opening("theirs", lender="a")))).books
+    line = line_of(books)
+    for demand, idle in (("mine", 4), ("theirs", 0)):
+        pledged = books.applied(tx(pledges=(Pledge(line_id=line.line_id, version=line.version, demand=demand),))).books
+        after = pledged.applied(tx(moves=(move(line_of(pledged), LineState.RETURNED),))).books
+        assert [each.idle for each in after.demands if each.demand_id == demand] == [idle]
+        assert after.own_nominal("b") == 8 - idle
