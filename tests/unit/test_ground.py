@@ -49,7 +49,7 @@ def test_the_index_of_decisions_names_every_record_once() -> None:
     assert sorted(index) == sorted(records)
     for name in records:
         text = (folder / name).read_text()
-        assert re.search(r"^Status: (accepted|superseded by ADR-\d{4})$", text, re.MULTILINE), name
+        assert re.search(r"^Status: (proposed|accepted|superseded by ADR-\d{4})$", text, re.MULTILINE), name
         assert all(f"## {part}" in text for part in ("Context", "Decision", "Consequences", "Alternatives")), name
 
 

@@ -96,7 +96,7 @@ async def test_a_parked_job_that_is_deleted_ends_its_loan(bank: FakeBank, monkey
 async def test_histories_that_are_cut_again_and_again_carry_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(devserver.TUNING, "limit.historyCount.suggestContinueAsNew", "60")
+    monkeypatch.setitem(devserver.TUNING, "limit.historyCount.suggestContinueAsNew", "50")
     async with DevServer(tmp_path / "temporal", search_attributes=attributes.KINDS, persistent=False) as server:
         client = await connected(server.address)
         async with fake_bank(client, {"research": 8, "serving": 8}) as bank:
