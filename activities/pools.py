@@ -28,6 +28,9 @@ FREEZE_POLL: Final = timedelta(seconds=1)
 LINGER: Final = 3.0
 """Seconds for which a look that found nothing yet looks again at every change, before the server starts another."""
 
+FOLD: Final = 0.02
+"""Seconds in which changes become one look; some looks change something themselves."""
+
 MOST_LINGER: Final = 32
 """Looks that may linger at a time: more of them would keep a worker's places from work that can be done."""
 
@@ -105,7 +108,8 @@ class Pools:
         try:
             async with aclosing(self.quota.changes(pool)) as changes:  # type: ignore[type-var]
                 # Only the wait is cut off, never a look.
-                while await _within(end - loop.time(), changes.__anext__()):
+                while loop.time() < end and await _within(end - loop.time(), changes.__anext__()):
+                    await asyncio.sleep(FOLD)
                     try:
                         return await look()
                     except ApplicationError as error:
@@ -145,13 +149,19 @@ class Pools:
 
 
 async def _within(seconds: float, change: Awaitable[None]) -> bool:
-    """Tell whether something changed in time."""
+    """Tell whether something changed in time; lets others work in any case, also where the change is there already."""
+    # Neither wait_for, which before Python 3.12 swallows a cancellation that comes with the change, nor timeout, which
+    # never ends what never waits: a look that changes something itself would go round without end.
+    asked = asyncio.ensure_future(change)
     try:
-        # No wait_for: before Python 3.12 it swallows a cancellation that comes with the change.
-        async with asyncio.timeout(max(seconds, 0)):
-            await change
-    except (TimeoutError, StopAsyncIteration):
+        await asyncio.wait({asked}, timeout=max(seconds, 0))
+    finally:
+        if not asked.done():
+            asked.cancel()
+            await asyncio.wait({asked})
+    if asked.cancelled() or isinstance(asked.exception(), StopAsyncIteration):
         return False
+    await asked
     return True
 
 
