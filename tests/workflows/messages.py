@@ -50,6 +50,7 @@ def _with_parts(annotations: Iterable[Any]) -> tuple[type[BaseModel], ...]:
         for model in _models(rest.pop()):
             if name(model) not in found:
                 found[name(model)] = model
+                model.model_rebuild()  # else a part that is declared below it may still be only a name
                 rest += [field.annotation for field in model.model_fields.values()]
     return tuple(found[key] for key in sorted(found))
 

@@ -47,7 +47,7 @@ from workflows import attributes
 
 pytestmark = [pytest.mark.temporal, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
-NOTICE = timedelta(seconds=4)
+NOTICE = timedelta(seconds=6)
 PATIENCE = 150.0
 """Longest wait for one thing, on a machine that does much else."""
 
