@@ -25,15 +25,11 @@ from gpubank.ports import CheckpointHook, CheckpointStorage
 BEAT_SECONDS: Final = 5
 """Between two heartbeats of a verification, which may read every byte of a checkpoint."""
 
-
 MOMENT: Final = 1.0
 """Seconds in which a small checkpoint may be written and verified with the request itself."""
 
 FIRST_LOOK: Final = 0.02
 """Seconds until the first look in that moment; each later pause is twice the one before."""
-
-_LAST: Final = frozenset({CheckpointState.DURABLE, CheckpointState.FAILED})
-"""States after which nothing new is said."""
 
 
 class CheckpointActivities(CheckpointCalls):
@@ -77,7 +73,7 @@ class CheckpointActivities(CheckpointCalls):
         pause = FIRST_LOOK
         try:
             async with asyncio.timeout(self._moment):
-                while answer.state not in _LAST:
+                while not answer.is_final:
                     await asyncio.sleep(pause)
                     pause *= 2
                     answer = await self._hook.answer(target, step.request_id) or answer
@@ -95,7 +91,7 @@ class CheckpointActivities(CheckpointCalls):
         answer = await self._hook.answer(target, step.request_id)
         if answer is None:  # a restarted trainer has forgotten; the id makes asking again harmless
             answer = await self._hook.request(target, _request(step))
-        if answer.state not in _LAST:
+        if not answer.is_final:
             raise not_yet(f"the trainer says {answer.state}: {answer.message or 'no word on how long'}")
         return await self._judge(step, target, answer)
 

@@ -11,7 +11,6 @@ from temporalio import activity
 
 from activities.failures import not_yet, settled
 from activities.interfaces import IncidentCalls, IncidentPlanCalls
-from activities.loans import RECALLED_ACTION
 from activities.pools import Pools
 from gpubank.decide.incident import breaker, judge, leaving
 from gpubank.domain.contract import Side
@@ -79,16 +78,7 @@ class IncidentActivities(IncidentCalls):
     async def look(self, step: IncidentStep) -> IncidentSight:
         """Return the node as the cluster sees it, and the times of the policy in force."""
         node, policy = await self._nodes.view(step.node), self._policy
-        terms = IncidentTerms(
-            revision=policy.revision,
-            burst=policy.burst,
-            quiet=policy.quiet,
-            agent_silence=policy.agent_silence,
-            checkpoint_grace=policy.checkpoint_grace,
-            drain_limit=policy.drain_limit,
-            ticket_limit=policy.ticket_limit,
-            probation=policy.probation,
-        )
+        terms = IncidentTerms(**{name: getattr(policy, name) for name in IncidentTerms.model_fields})
         return IncidentSight(found=node is not None, pool=node.pool if node else "", terms=terms)
 
     @activity.defn(name="incident.cordon")
@@ -122,7 +112,7 @@ class IncidentActivities(IncidentCalls):
         if not pool:
             return ""
         nodes = await self._nodes.of_pool(pool)
-        return breaker(nodes, node=step.node, incident=step.incident, scope=step.scope, policy=self._policy).reason
+        return breaker(nodes, node=step.node, incident=step.incident, scope=step.scope, policy=self._policy)
 
     @activity.defn(name="incident.uncordon")
     async def uncordon(self, step: IncidentStep) -> Uncordoned:
@@ -148,17 +138,13 @@ class IncidentActivities(IncidentCalls):
                 found.append(LeavingPod(pod=pod, owner=owner.key if owner is not None else None))
                 continue
             # A trainer refuses epochs older than the last one; its loan's next recall must be newer than this.
-            epoch = await self._recalls(inner.cluster, owner.key.uid) if owner.kind is Side.BORROW else 0
+            borrows = owner.kind is Side.BORROW
+            epoch = await self._pools.recalls(loan_id(inner.cluster, owner.key.uid)) if borrows else 0
             term = owner.mark.term if owner.mark is not None else 1
             found.append(
                 LeavingPod(pod=pod, owner=owner.key, workload=owner.key, group=owner.group, term=term, epoch=epoch)
             )
         return LeavingPods(pods=tuple(found))
-
-    async def _recalls(self, cluster: str, workload_uid: str) -> int:
-        """How often a loan was recalled, by the audit trail."""
-        events = await self._pools.ledger.audit(subject=loan_id(cluster, workload_uid))
-        return sum(event.action == RECALLED_ACTION for event in events)
 
     @activity.defn(name="incident.evict")
     async def evict(self, step: EvictStep) -> bool:

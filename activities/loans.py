@@ -17,7 +17,7 @@ from temporalio import activity
 
 from activities.failures import not_yet, settled
 from activities.interfaces import LoanCalls
-from activities.pools import Pools, in_state
+from activities.pools import RECALLED_ACTION, Pools, in_state
 from gpubank.domain.books import Books
 from gpubank.domain.contract import ReclaimClass, Side
 from gpubank.domain.demand import DemandKind, DemandState
@@ -33,9 +33,6 @@ ATTEMPT_SECONDS: Final = 10
 
 END_POLL: Final = timedelta(seconds=30)
 """How often a parked Workload is looked after; the controller tells of the end of every other."""
-
-RECALLED_ACTION: Final = "recall"
-"""Action of the audit event of a recall; its count is the ordinal of the last one."""
 
 _WANTED: Final = (DemandState.OPEN, DemandState.RAISED)
 """States of a demand that a Reclaim works on; one that ended PARTIAL wants nothing until it is tried again."""
@@ -54,7 +51,6 @@ class LoanActivities(LoanCalls):
         workload = facts.workload(step.workload.uid)
         lines = books.lines_of(step.workload.uid)
         held = in_state(lines, LineState.GRANTED, LineState.RECALLED)
-        events = await self._pools.ledger.audit(subject=step.loan)
         return LoanSight(
             found=workload is not None,
             finished=_over(workload),
@@ -67,7 +63,7 @@ class LoanActivities(LoanCalls):
             lenders=_lenders(held),
             granted_lines=_ids(in_state(held, LineState.GRANTED)),
             recalled_lines=_ids(in_state(held, LineState.RECALLED)),
-            recalls=sum(event.action == RECALLED_ACTION for event in events),
+            recalls=await self._pools.recalls(step.loan),
             live_demands=tuple(d.demand_id for d in books.demands if d.state in _WANTED),
         )
 
@@ -294,7 +290,7 @@ class LoanActivities(LoanCalls):
                 pool=step.pool,
                 at=self._pools.now(),
                 actor=step.loan,
-                note=f"{step.workload.job or step.workload.name} {note}",
+                note=f"{step.workload.title} {note}",
                 moves=moves,
             )
         )

@@ -34,6 +34,9 @@ FOLD: Final = 0.02
 MOST_LINGER: Final = 32
 """Looks that may linger at a time: more of them would keep a worker's places from work that can be done."""
 
+RECALLED_ACTION: Final = "recall"
+"""Action of the audit event of a recall; its count is the ordinal of the last one."""
+
 T = TypeVar("T")
 
 
@@ -88,6 +91,11 @@ class Pools:
     async def is_leased(self, facts: PoolFacts, books: Books, uid: str) -> bool:
         """Whether a CapacityLease in force keeps the Workload from every recall."""
         return uid in protected_now(facts, books, await self.terms(facts.pool), self.now())
+
+    async def recalls(self, loan: str) -> int:
+        """How often a loan was recalled, by the audit trail."""
+        events = await self.ledger.audit(subject=loan)
+        return sum(event.action == RECALLED_ACTION for event in events)
 
     async def patiently(self, pool: str, look: Callable[[], Awaitable[T]]) -> T:
         """Look, and while it is "not yet" once more at every change of the pool, for at most `LINGER`.

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +29,10 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from benchmarks.report import rss_mib
 from gpubank.domain.attribution import NodeMetadata, OrgSpan, PodMetadata
 from gpubank.metadata.seal import Sealer
+from gpubank.simulation.processes import free_port
 from tests.fakes.podsockets import FakePod, PodSockets
 from tests.native.build import build
 from tests.native.facts import ENVIRONMENT, NvmlFacts
@@ -117,7 +119,7 @@ def running(folder: Path, interval: float) -> Iterator[tuple[subprocess.Popen[by
     key = Ed25519PrivateKey.generate()
     (folder / "public.pem").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     (folder / "metadata.snapshot").write_bytes(Sealer(key).seal(snapshot(sockets.pods)))
-    port = _free_port()
+    port = free_port()
     settings = {
         "node": NODE,
         "holders": str(folder / "holders.json"),
@@ -152,6 +154,11 @@ def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
 
 def launch(folder: Path, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """Start a process of the agent on the folder's GPUs."""
+    return launch_command(folder, name, [sys.executable, "-m", module, *arguments])
+
+
+def launch_command(folder: Path, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start any process on the folder's GPUs; what it says goes to a log of its name."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(build().parent),
@@ -159,7 +166,7 @@ def launch(folder: Path, name: str, module: str, *arguments: str) -> subprocess.
         "PYTHONPATH": str(ROOT),
     }
     with (folder / f"{name}.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment, stderr=log, stdout=log)
+        return subprocess.Popen(command, env=environment, stderr=log, stdout=log)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -180,7 +187,7 @@ def reporter(folder: Path) -> Iterator[int]:
         "pluginDirectory": str(folder / "state"),
         "spoolDirectory": str(folder / "spool"),
         "podResourcesSocket": str(folder / "pod-resources.sock"),
-        "temporal": {"address": f"127.0.0.1:{_free_port()}"},
+        "temporal": {"address": f"127.0.0.1:{free_port()}"},
     }
     (folder / "reporter.yaml").write_text(json.dumps(settings))
     process = launch(folder, "reporter", "nodeagent.reporter", "--config", str(folder / "reporter.yaml"))
@@ -279,12 +286,6 @@ def measure(scrapes: int, interval: float) -> dict[str, Any]:
         shutil.rmtree(folder)
 
 
-def rss_mib(pid: int) -> float:
-    """Resident memory of a process."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
-
-
 def cpu_seconds(pid: int) -> float:
     """Seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -294,14 +295,6 @@ def cpu_seconds(pid: int) -> float:
 def _number(body: bytes, name: str) -> int:
     text = gzip.decompress(body).decode()
     return int(next(line for line in text.splitlines() if line.startswith(f"{name} ")).split()[1])
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -28,7 +28,7 @@ import grpc
 import grpc.aio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.report import Report, arguments, percentile, positive
+from benchmarks.report import Report, arguments, percentile, positive, rss_mib
 from gpubank.adapters.kubernetes.kinds import Kind, Object
 from gpubank.controller.metadata import MetadataSync, serving_metadata
 from gpubank.metadata import channel
@@ -168,7 +168,9 @@ async def _listen(pipe: Connection, port: int, nodes: int, files: tuple[bytes, b
         await first.wait()
         pipe.send({"bytes": sum(received), "snapshots": snapshots})
         wanted, deadline = await asyncio.to_thread(pipe.recv), time.monotonic() + _LATEST
-        while not wanted <= seen.keys() and time.monotonic() < deadline:  # noqa: ASYNC110  # many events, one wait
+        while time.monotonic() < deadline:
+            if wanted <= seen.keys():
+                break
             await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
@@ -233,7 +235,7 @@ async def _measured(
         "bytes_per_node": (heard["bytes"] - subscribed["bytes"]) / nodes,
         "requests": cluster.requests,
         "requests_while_churning": sum(cluster.requests.values()) - sum(before.values()),
-        "rss_mib": _resident(os.getpid()),
+        "rss_mib": rss_mib(os.getpid()),
     }
 
 
@@ -265,11 +267,6 @@ def _received(pipe: Connection, seconds: float) -> dict[str, Any]:
         raise RuntimeError("the nodes' process does not answer")
     found: dict[str, Any] = pipe.recv()
     return found
-
-
-def _resident(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 def main() -> None:

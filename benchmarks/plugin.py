@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,12 +25,13 @@ import grpc
 import grpc.aio
 
 from benchmarks import report
+from benchmarks.exporter import end, launch_command
 from gpubank.lab import golang
 from gpubank.lab.errors import BuildError
 from nodeagent.pb.deviceplugin import api_pb2, api_pb2_grpc
 from tests.fakes.kubelet import AUTHORITY, FakeKubelet
 from tests.native.build import build
-from tests.native.facts import ENVIRONMENT, NvmlFacts
+from tests.native.facts import NvmlFacts
 
 GPUS: Final = 8
 ROOT: Final = Path(__file__).parents[1]
@@ -104,15 +104,11 @@ async def running(peer: Peer) -> AsyncIterator[tuple[FakeKubelet, subprocess.Pop
         for place, one in enumerate(uuids):
             for other in uuids[place + 1 :]:
                 facts.near(one, other, 30)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(build().parent), ENVIRONMENT: str(facts.path)}
-    environment["PYTHONPATH"] = str(ROOT)
     kubelet = FakeKubelet(folder / "plugins")
     await kubelet.start()
-    with (folder / "plugin.log").open("wb") as log:
-        started = time.perf_counter()
-        process = subprocess.Popen(  # noqa: ASYNC220  # it returns as soon as the process is there
-            peer.command(folder), env=environment, stdout=log, stderr=log
-        )
+    await asyncio.to_thread(build)  # before the clock runs
+    started = time.perf_counter()
+    process = launch_command(folder, "plugin", peer.command(folder))
     try:
         try:
             await kubelet.until({peer.resource: GPUS}, timeout=60)
@@ -120,11 +116,7 @@ async def running(peer: Peer) -> AsyncIterator[tuple[FakeKubelet, subprocess.Pop
             raise RuntimeError(f"{peer.name}: {error}\n{(folder / 'plugin.log').read_text()[-3000:]}") from error
         yield kubelet, process, time.perf_counter() - started, facts
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.to_thread(process.wait, 20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        await asyncio.to_thread(end, process)
         await kubelet.stop()
         await asyncio.to_thread(shutil.rmtree, folder)
 
@@ -152,7 +144,7 @@ async def measure(peer: Peer, calls: int, restarts: int) -> dict[str, float]:
                 taken = await _times(call, request, calls)
                 found[f"{name}_p50_ms"] = statistics.median(taken)
                 found[f"{name}_p99_ms"] = report.percentile(taken, 0.99)
-        found["rss_mib"] = resident(process.pid)
+        found["rss_mib"] = report.rss_mib(process.pid)
         again = []
         for _ in range(restarts):
             await kubelet.restart()
@@ -176,12 +168,6 @@ async def _times(call: Callable[[Any], Any], request: Any, calls: int) -> list[f
         if number >= 20:
             taken.append((time.perf_counter() - started) * 1000)
     return taken
-
-
-def resident(pid: int) -> float:
-    """Resident memory of a process in MiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 _MEANING: Final = {

@@ -69,6 +69,12 @@ def _version(name: str) -> str:
         return ""
 
 
+def rss_mib(pid: int) -> float:
+    """Return the resident memory of a process, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
 # ---- numbers
 
 

@@ -10,6 +10,7 @@ more per 1,000 Loans that only wait; the collector has run before.
 
 import asyncio
 import gc
+import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.paper_pool import PaperPool
-from benchmarks.report import Report, arguments, positive, ratio, spread
+from benchmarks.report import Report, arguments, positive, ratio, rss_mib, spread
 from benchmarks.turn import found
 from benchmarks.worlds import CLUSTER, POOL, SIZE, Size, World, group_name, workload, world
 from gpubank.adapters.checkpoint import CheckpointHooks, FsspecStorage
@@ -166,8 +167,7 @@ async def bench(folder: Path, database: str, size: Size) -> AsyncIterator[Bench]
 def resident_mb() -> float:
     """Memory of this process, in MB."""
     gc.collect()
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024 / 1e6
+    return rss_mib(os.getpid()) * 2**20 / 1e6
 
 
 async def measure(loans: int, recalls: int) -> Report:

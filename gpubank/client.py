@@ -4,10 +4,9 @@ Every signal is a signal-with-start, for its receiver may not run; ids make it o
 lender. Errors come back in the bank's own words, never as Temporal's.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
@@ -43,7 +42,7 @@ from gpubank.incidents import Incidents
 from gpubank.settings import TemporalSettings
 from gpubank.upkeep import CALL_TIMEOUT as CALL_TIMEOUT
 from gpubank.upkeep import NoSuchProcessError as NoSuchProcessError
-from gpubank.upkeep import Upkeep, in_words, quoted
+from gpubank.upkeep import in_words
 from workflows import attributes
 from workflows.details import loan_summary, reclaim_summary
 from workflows.loan import LoanWorkflow
@@ -87,7 +86,7 @@ class ReclaimRow(Message):
     ended_at: datetime | None = None
 
 
-class BankClient(Upkeep, Incidents):
+class BankClient(Incidents):
     """The bank's workflows of one Temporal namespace; also the controller's `Processes` and the Loans' dispatch."""
 
     @classmethod
@@ -257,7 +256,7 @@ class BankClient(Upkeep, Incidents):
                 due_at=found.typed_search_attributes.get(attributes.DUE_AT),
                 started_at=found.start_time,
             )
-            async for found in self._find("Loan", wanted, running_only=running_only, limit=limit)
+            async for found in self._find("Loan", wanted, "loans", running_only=running_only, limit=limit)
         ]
 
     async def reclaims(
@@ -291,18 +290,8 @@ class BankClient(Upkeep, Incidents):
                 started_at=found.start_time,
                 ended_at=found.close_time,
             )
-            async for found in self._find("Reclaim", wanted, running_only=running_only, limit=limit)
+            async for found in self._find("Reclaim", wanted, "reclaims", running_only=running_only, limit=limit)
         ]
-
-    async def _find(
-        self, kind: str, wanted: Mapping[str, str | None], *, running_only: bool, limit: int
-    ) -> AsyncIterator[Any]:
-        terms = [f"WorkflowType = {quoted(kind)}"]
-        terms += [f"{name} = {quoted(value)}" for name, value in wanted.items() if value is not None]
-        terms += ["ExecutionStatus = 'Running'"] if running_only else []
-        with in_words(f"list of {kind.lower()}s"):
-            async for found in self.temporal.list_workflows(" AND ".join(terms), limit=limit, rpc_timeout=CALL_TIMEOUT):
-                yield found
 
 
 def _news(signal: LoanSignal) -> tuple[str, Message]:

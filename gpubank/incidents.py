@@ -3,18 +3,19 @@
 A part of `gpubank.client`, which says the rest.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 
 from activities.interfaces import BANK_QUEUE
 from gpubank.domain.base import Message
 from gpubank.domain.incident import (
     EDGES_SIGNAL,
+    WORKFLOW,
     Edges,
     HealthEdge,
     IncidentInput,
@@ -23,7 +24,7 @@ from gpubank.domain.incident import (
     IncidentWord,
     incident_id,
 )
-from gpubank.upkeep import CALL_TIMEOUT, NoSuchProcessError, in_words, quoted
+from gpubank.upkeep import CALL_TIMEOUT, NoSuchProcessError, Upkeep, in_words
 from workflows import attributes
 from workflows.incident import GpuIncidentWorkflow
 from workflows.incident_details import incident_summary
@@ -44,10 +45,8 @@ class IncidentRow(Message):
     ended_at: datetime | None = None
 
 
-class Incidents:
+class Incidents(Upkeep):
     """The incidents of one Temporal namespace."""
-
-    temporal: Client
 
     async def signal_incident(self, cluster: str, node: str, uuid: str, edges: Sequence[HealthEdge]) -> None:
         """Tell the incident of a GPU what was reported, and start it first where it does not run."""
@@ -76,17 +75,13 @@ class Incidents:
         limit: int = 500,
     ) -> list[IncidentRow]:
         """List incidents, newest first; the list may lag a second behind."""
-        wanted: Mapping[str, str | None] = {
+        wanted = {
             attributes.CLUSTER.name: cluster,
             attributes.POOL.name: pool,
             attributes.NODE.name: node,
         }
-        terms = ["WorkflowType = 'GpuIncident'"]
-        terms += [f"{name} = {quoted(value)}" for name, value in wanted.items() if value is not None]
-        terms += ["ExecutionStatus = 'Running'"] if running_only else []
-        with in_words("list of incidents"):
-            found = self.temporal.list_workflows(" AND ".join(terms), limit=limit, rpc_timeout=CALL_TIMEOUT)
-            return [_row(each) async for each in found]
+        found = self._find(WORKFLOW, wanted, "incidents", running_only=running_only, limit=limit)
+        return [_row(each) async for each in found]
 
     async def incident_state(self, incident: str) -> IncidentState:
         """Return an incident as it stands, or stood at its end."""

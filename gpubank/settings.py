@@ -238,7 +238,10 @@ class WebhookSettings(_Section):
     """Key of the HMAC-SHA256 signature; needed with a url."""
 
     allowed_networks: tuple[IPvAnyNetwork, ...] = ()
-    """CIDRs that the address must lie in; empty allows all but loopback, link-local and the like."""
+    """CIDRs that the address must lie in; empty allows all but loopback, link-local, reserved and metadata addresses.
+
+    A wide one opens neither loopback nor link-local addresses, and none opens clouds' metadata addresses.
+    """
 
     timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
     """Longest time for one event to be taken."""

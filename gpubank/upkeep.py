@@ -3,7 +3,7 @@
 A part of `gpubank.client`, which says the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -18,6 +18,7 @@ from temporalio.client import (
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
+    WorkflowExecution,
     WorkflowExecutionStatus,
     WorkflowUpdateFailedError,
 )
@@ -133,13 +134,26 @@ class Upkeep:
 
     async def open_loans(self, cluster: str, pool: str) -> frozenset[str]:
         """Return the ids of the pool's Loans that run; the list may lag a second behind."""
-        query = (
-            f"WorkflowType = 'Loan' AND ExecutionStatus = 'Running' AND {attributes.CLUSTER.name} = {quoted(cluster)}"
-            f" AND {attributes.POOL.name} = {quoted(pool)}"
-        )
-        with in_words(f"list of loans of pool {pool!r}"):
-            found = self.temporal.list_workflows(query, rpc_timeout=CALL_TIMEOUT)
-            return frozenset([each.id async for each in found])
+        wanted = {attributes.CLUSTER.name: cluster, attributes.POOL.name: pool}
+        found = self._find("Loan", wanted, f"loans of pool {pool!r}", running_only=True)
+        return frozenset([each.id async for each in found])
+
+    async def _find(
+        self,
+        kind: str,
+        wanted: Mapping[str, str | None],
+        what: str,
+        *,
+        running_only: bool,
+        limit: int | None = None,
+    ) -> AsyncIterator[WorkflowExecution]:
+        """Yield workflows of a type, newest first, by search attributes; `what` they are, for people."""
+        terms = [f"WorkflowType = {quoted(kind)}"]
+        terms += [f"{name} = {quoted(value)}" for name, value in wanted.items() if value is not None]
+        terms += ["ExecutionStatus = 'Running'"] if running_only else []
+        with in_words(f"list of {what}"):
+            async for found in self.temporal.list_workflows(" AND ".join(terms), limit=limit, rpc_timeout=CALL_TIMEOUT):
+                yield found
 
     async def _runs(self, workflow_id: str) -> bool:
         with suppress(NoSuchProcessError), in_words(f"workflow {workflow_id!r}"):

@@ -57,8 +57,9 @@ T = TypeVar("T")
 
 CALL_TIMEOUT: Final = timedelta(seconds=10)
 GRACEFUL: Final = timedelta(seconds=10)
+FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
-"""Seconds between two tries while Temporal does not answer."""
+"""Seconds between two tries while Temporal does not answer, or does and the work ends at once."""
 
 MOST_AT_ONCE: Final = 100
 """Reports of one GPU that one signal carries: a signal of more than 2 MiB would never be taken."""
@@ -128,19 +129,28 @@ class Reporter:
     # ---- Temporal
 
     async def _serve(self) -> None:
-        """Keep a connection, an activity worker on it, and the deliveries; connect anew when one of them fails."""
-        pause = 1.0
+        """Keep a connection, an activity worker on it, and the deliveries; connect anew when one of them fails.
+
+        A server that answers is no success yet: where the namespace is not there, a right is missing or the spool
+        cannot be read, the work ends at once, and would again.
+        """
+        pause = FIRST_PAUSE
         while True:
             try:
                 client = await self._connect()
             except (RuntimeError, RPCError, OSError, BankError) as error:
                 log.warning("Temporal at %s does not answer: %s", self._settings.temporal.address, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
-                continue
-            pause = 1.0
-            log.info("Temporal at %s answers", self._settings.temporal.address)
-            await self._work(client)
+            else:
+                log.info("Temporal at %s answers", self._settings.temporal.address)
+                begun = time.monotonic()
+                await self._work(client)
+                if time.monotonic() - begun > LONGEST_PAUSE:
+                    pause = FIRST_PAUSE
+            await self._rest(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _rest(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def _connect(self) -> Client:
         settings = self._settings.temporal.settings()
@@ -167,7 +177,7 @@ class Reporter:
             await asyncio.wait({serving, delivering}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             delivering.cancel()
-            if worker.is_running:
+            if not serving.done():  # it may not run yet, and would for ever with nobody who delivers
                 await worker.shutdown()
             failed = await asyncio.gather(serving, delivering, return_exceptions=True)
         for error in failed:
@@ -176,7 +186,7 @@ class Reporter:
 
     async def _deliver(self, client: Client) -> None:
         """Deliver what waits, oldest first, again and again; an edge is forgotten only when it was taken."""
-        pause = 1.0
+        pause = FIRST_PAUSE
         while True:
             self._something_waits.clear()
             waiting = await asyncio.to_thread(self._spool.waiting)
@@ -185,7 +195,7 @@ class Reporter:
                 for uuid, group in groupby(waiting, key=lambda each: each.uuid):
                     told = await self._tell(client, uuid, list(group))
                     refused = refused or not told
-                    pause = 1.0 if told else pause
+                    pause = FIRST_PAUSE if told else pause
             except RPCError as error:
                 log.warning("%d reports wait: Temporal does not take them: %s", len(waiting), error)
                 refused = True

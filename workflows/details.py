@@ -1,8 +1,6 @@
 """What Temporal's UI says about a workflow, for somebody who has never seen the code: who, how many, why, what next."""
 
-from datetime import datetime
-
-from gpubank.domain.base import format_duration
+from gpubank.domain.base import clock, format_duration
 from gpubank.domain.failsafe import HeartbeatInput, heartbeat_lease
 from gpubank.domain.recall import DemandProgress, LoanInput, LoanPhase, LoanState, ReclaimInput, ReclaimPhase
 from gpubank.domain.sweep import SweepInput, SweepReport
@@ -36,19 +34,14 @@ _RECLAIM_NEXT = {
 }
 
 
-def clock(moment: datetime | None) -> str:
-    """Write a moment for people, or a dash."""
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else "–"
-
-
 def loan_summary(start: LoanInput) -> str:
     """One line about a Loan."""
-    return f"{start.borrower} borrows {start.gpus} GPUs of {start.pool} for {start.workload.job or start.workload.name}"
+    return f"{start.borrower} borrows {start.gpus} GPUs of {start.pool} for {start.workload.title}"
 
 
 def loan_details(start: LoanInput, state: LoanState) -> str:
     """Everything about a Loan, as Markdown."""
-    job = start.workload.job or start.workload.name
+    job = start.workload.title
     lines = [
         f"### {state.phase}: {start.borrower} · {state.gpus} GPUs of {start.pool} (cluster {start.cluster})",
         "",
@@ -95,7 +88,7 @@ def reclaim_details(start: ReclaimInput, demands: tuple[DemandProgress, ...]) ->
         if demand.victims:
             lines += ["", "| job | group | GPUs | answer | |", "|--|--|--|--|--|"]
             lines += [
-                f"| {victim.workload.namespace}/{victim.workload.job or victim.workload.name} | {victim.borrower}"
+                f"| {victim.workload.namespace}/{victim.workload.title} | {victim.borrower}"
                 f" | {victim.gpus} | {victim.answer or 'awaited'} | {victim.reason} |"
                 for victim in demand.victims
             ]

@@ -7,11 +7,9 @@ a worse report widens what is cordoned wherever the incident stands. People repa
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from gpubank.domain.incident import (
-        REPAIRABLE,
         WORKFLOW,
         Asks,
         Edges,
@@ -20,12 +18,14 @@ with workflow.unsafe.imports_passed_through():
         IncidentState,
         IncidentWord,
         Wanted,
+        word_refusal,
     )
     from gpubank.domain.incidentsteps import Judgement, Ticket, Verdict
     from gpubank.domain.servicing import CordonScope
     from workflows.incident_calls import CLOSING_WORD
     from workflows.incident_drain import IncidentDrain
-    from workflows.waiting import wait_until
+    from workflows.refusals import refuse
+    from workflows.waiting import never, wait_until
 
 OPENED: Final = "run.aik8s.platform.incident.opened"
 CLOSED: Final = "run.aik8s.platform.incident.closed"
@@ -120,7 +120,7 @@ class GpuIncidentWorkflow(IncidentDrain):
         )
         if not receipt.sent and self.disturbed:
             return  # what is new comes first; nobody was told yet, and will be
-        self.set(ticket=receipt.note, told=receipt.sent)
+        self.set(ticket=receipt.note, told=self.state.told or receipt.sent)
         self.move(IncidentPhase.TICKETED, receipt.note)
 
     async def _ticketed(self) -> None:
@@ -140,8 +140,8 @@ class GpuIncidentWorkflow(IncidentDrain):
 
     async def _repaired(self) -> None:
         if self.state.fresh:
-            self.set(fresh=False, repaired_by="")
-            self.move(IncidentPhase.TICKETED, "a fault was reported again")
+            self.set(repaired_by="")
+            self.move(IncidentPhase.TICKETED, "a fault was reported again")  # and is judged there
             return
         released = await self.acts.release(self._key("release"), lambda: self.disturbed)
         if released is None:
@@ -249,7 +249,7 @@ class GpuIncidentWorkflow(IncidentDrain):
     async def _say_closed(self) -> None:
         """Tell whoever was told of the beginning."""
         if self.state.told:
-            receipt = await self.acts.tell(self._ticket(CLOSED), lambda: False, CLOSING_WORD)
+            receipt = await self.acts.tell(self._ticket(CLOSED), never, CLOSING_WORD)
             self.set(ticket=f"{self.state.ticket}; closed: {receipt.note}")
 
     def _key(self, what: str) -> str:
@@ -309,24 +309,17 @@ class GpuIncidentWorkflow(IncidentDrain):
 
     @repaired.validator
     def _check_repaired(self, word: IncidentWord) -> None:
-        if self.state.phase not in REPAIRABLE or self.state.retired is not None:
-            _refuse(f"it is {self.state.phase}: only what is cordoned and not yet repaired can be said to be repaired")
+        refuse(word_refusal(workflow.info().workflow_id, self.state, "repaired"))
 
     @retire.validator
     def _check_retire(self, word: IncidentWord) -> None:
-        if self.ended or self.state.retired is not None:
-            _refuse(f"it is {self.state.phase}: it cannot be retired any more")
+        refuse(word_refusal(workflow.info().workflow_id, self.state, "retire"))
 
     @approve.validator
     def _check_approve(self, word: IncidentWord) -> None:
-        if self.state.asks is Asks.NOTHING:
-            _refuse(f"it is {self.state.phase}: nothing waits for approval")
+        refuse(word_refusal(workflow.info().workflow_id, self.state, "approve"))
 
     @workflow.query(name="state")
     def read_state(self) -> IncidentState:
         """Return the incident as it stands."""
         return self.state
-
-
-def _refuse(fact: str) -> None:
-    raise ApplicationError(f"incident {workflow.info().workflow_id!r}: {fact}", type="PolicyError")

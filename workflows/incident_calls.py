@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.interfaces import (
@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from gpubank.domain.servicing import PodName, Uncordoned
     from gpubank.domain.steps import CheckpointOutcome, CheckpointStep, LedgerNote
     from workflows.retries import ATTEMPT, HEARTBEAT, LONG_ATTEMPT, POLL, STEADY
-    from workflows.waiting import unless
+    from workflows.waiting import said, unless
 
 _WAIT: Final = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
@@ -119,7 +119,7 @@ class IncidentActs:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            return Receipt(sent=False, note=f"nobody could be told: {_said(error)}")
+            return Receipt(sent=False, note=f"nobody could be told: {said(error)}")
         return receipt or Receipt(sent=False, note="nobody was told: it was not needed any more")
 
     # ---- the node
@@ -208,9 +208,3 @@ class IncidentActs:
             "cancellation_type": _WAIT,
             "summary": summary,
         }
-
-
-def _said(error: ActivityError) -> str:
-    cause = error.cause
-    inner = cause.cause if isinstance(cause, FailureError) and cause.cause is not None else cause
-    return (inner.message if isinstance(inner, FailureError) else str(inner or error))[:300]

@@ -11,7 +11,6 @@ with workflow.unsafe.imports_passed_through():
         MOVES,
         Edges,
         Fault,
-        GpuMark,
         HealthEdge,
         IncidentInput,
         IncidentPhase,
@@ -111,7 +110,8 @@ class IncidentDesk:
             known.append(edge.id)
             faults[edge.cause] = _folded(faults.get(edge.cause), edge)
             # A node's clock may be wrong; what lies ahead would keep the incident waiting for it.
-            last = max(last or edge.last_at, min(edge.last_at, now))
+            heard = min(edge.last_at, now)
+            last = max(last or heard, heard)
         if len(known) > len(state.known):
             self.set(faults=tuple(faults.values()), known=tuple(known[-KNOWN:]), last_edge_at=last, fresh=True)
 
@@ -120,7 +120,7 @@ class IncidentDesk:
         self.set(fresh=False)
         sight = await self.acts.inspect(self.terms.agent_silence)
         seen = sight is not None and sight.found
-        marks = sight.marks if sight is not None and seen else tuple(_mark(fault) for fault in self.state.faults)
+        marks = sight.marks if sight is not None and seen else self.state.faults
         removed = sight is not None and not sight.found and self._restarted(sight.boot_id)
         step = JudgeStep(marks=marks, seen=seen, last_edge_at=self.heard_at, now=workflow.now(), removed=removed)
         found = await self.acts.judge(step)
@@ -189,15 +189,4 @@ def _folded(before: Fault | None, edge: HealthEdge) -> Fault:
         last_at=max(before.last_at, edge.last_at) if before else edge.last_at,
         count=max(before.count, edge.count) if before else edge.count,
         boot_id=before.boot_id if before and before.last_at > edge.last_at else edge.boot_id,
-    )
-
-
-def _mark(fault: Fault) -> GpuMark:
-    return GpuMark(
-        cause=fault.cause,
-        fault=fault.fault,
-        action=fault.action,
-        first_at=fault.first_at,
-        last_at=fault.last_at,
-        count=fault.count,
     )

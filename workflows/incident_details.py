@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from gpubank.domain.base import clock
 from gpubank.domain.incident import IncidentInput, IncidentPhase, IncidentState
 from gpubank.domain.servicing import CordonScope
-from workflows.details import clock
 
 _NEXT: Final = {
     IncidentPhase.SUSPECT: "Reported. It is looked at on its node: what passes by itself is waited for, the rest is"

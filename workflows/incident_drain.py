@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from gpubank.domain.base import clock
     from gpubank.domain.incident import Asks, IncidentInput, Leaving
     from gpubank.domain.incidentsteps import LeavingPod
     from gpubank.domain.servicing import CordonScope
     from gpubank.domain.steps import CheckpointStep, LoanStep
-    from workflows.details import clock
     from workflows.incident_desk import IncidentDesk
     from workflows.waiting import wait_until
 
@@ -143,7 +143,7 @@ class IncidentDrain(IncidentDesk):
             return self._left_alone or self.drain_is_off
 
         outcome = await self.acts.request_checkpoint(asked, stop, lambda: asked.deadline)
-        if outcome is not None and not (outcome.failure or outcome.finished or outcome.nothing_to_save):
+        if outcome is not None and not outcome.is_last:
             asked = asked.model_copy(update={"requested_at": outcome.requested_at})
             outcome = await self.acts.await_checkpoint(asked, stop, lambda: asked.deadline)
         if outcome is None:

@@ -15,7 +15,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from gpubank.domain.base import format_duration
+    from gpubank.domain.base import clock, format_duration
     from gpubank.domain.notice import extension_refusal, return_refusal
     from gpubank.domain.recall import (
         Decision,
@@ -31,8 +31,8 @@ with workflow.unsafe.imports_passed_through():
         StopOrder,
         TermRecord,
     )
-    from workflows.details import clock
     from workflows.loan_recall import LoanRecalls
+    from workflows.refusals import refuse
 
 MAX_TERMS: Final = 500
 """Terms that a Loan remembers; what is older stands in the ledger."""
@@ -254,7 +254,7 @@ class LoanWorkflow:
 
     @extend.validator
     def _check_extend(self, extension: Extension) -> None:
-        _refuse(extension_refusal(workflow.info().workflow_id, self._loan.state, extension.by))
+        refuse(extension_refusal(workflow.info().workflow_id, self._loan.state, extension.by))
 
     @workflow.update
     async def return_now(self, decision: Decision) -> LoanState:
@@ -273,7 +273,7 @@ class LoanWorkflow:
     @return_now.validator
     def _check_return(self, decision: Decision) -> None:
         asked = self._return is not None
-        _refuse(return_refusal(workflow.info().workflow_id, self._loan.state, asked=asked))
+        refuse(return_refusal(workflow.info().workflow_id, self._loan.state, asked=asked))
 
     # ---- queries
 
@@ -281,9 +281,3 @@ class LoanWorkflow:
     def read_state(self) -> LoanState:
         """Return the loan as it stands, every term so far included."""
         return self._loan.state
-
-
-def _refuse(why: str) -> None:
-    """Refuse an order of a person, if there is a reason to."""
-    if why:
-        raise ApplicationError(why, type="PolicyError")

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.interfaces import BookCalls, CheckpointCalls, LoanCalls, NoticeCalls, cluster_queue
@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
         StopResult,
     )
     from workflows.retries import ATTEMPT, HEARTBEAT, LAST_LOOK, LONG_ATTEMPT, NOTICE_LIMIT, ONCE, POLL, STEADY, STEP
-    from workflows.waiting import never, unless
+    from workflows.waiting import never, said, unless
 
 _WAIT: Final = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
@@ -34,7 +34,7 @@ class LoanActs:
 
     def __init__(self, start: LoanInput) -> None:
         self._start = start
-        self._what = f"{start.workload.job or start.workload.name}"
+        self._what = start.workload.title
 
     def step(self, term: int, recall: int, reason: str = "") -> LoanStep:
         """Name one step of this Loan."""
@@ -139,8 +139,7 @@ class LoanActs:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            cause = error.cause
-            return CheckpointOutcome(failure=(cause.message if isinstance(cause, FailureError) else str(error))[:300])
+            return CheckpointOutcome(failure=said(error))
 
     async def tell(self, key: str, reason: str, message: str) -> None:
         """Tell the owner of the Workload, once per key; go on without a word where it cannot be delivered."""

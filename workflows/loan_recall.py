@@ -8,9 +8,9 @@ from typing import Final
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from gpubank.domain.base import clock
     from gpubank.domain.recall import LOAN_MOVES, CheckpointSummary, LoanInput, LoanOutcome, LoanPhase
     from gpubank.domain.steps import CheckpointOutcome, CheckpointStep, LoanStep, StopResult
-    from workflows.details import clock
     from workflows.loan_desk import LoanDesk
     from workflows.waiting import wait_until
 
@@ -132,15 +132,19 @@ class LoanRecalls(LoanDesk):
             if end is not _Next.FAILED or self.past_notice or given_up:
                 return end
             if self._asks >= ASK_AGAIN:
-                again = workflow.now() + ASK_PAUSE
-                if await wait_until(
-                    lambda: self.unwanted,
-                    until=lambda again=again: min(again, self.deadline or again),  # type: ignore[misc]
-                    summary="before it is asked again",
-                ):
+                if await self._pause():
                     return self._judge(None)
                 if self.past_notice:
                     return end
+
+    async def _pause(self) -> bool:
+        """Let time pass before it is asked again, within the notice; True if nobody waits for it any more."""
+        again = workflow.now() + ASK_PAUSE
+        return await wait_until(
+            lambda: self.unwanted,
+            until=lambda: min(again, self.deadline or again),
+            summary="before it is asked again",
+        )
 
     def _judge(self, outcome: CheckpointOutcome | None) -> _Next:
         """What an outcome means, and how long it will be remembered."""

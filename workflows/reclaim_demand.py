@@ -31,6 +31,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from gpubank.domain.steps import PlacedOutcome, PlannedRecall, PlannedVictim, RaiseOutcome
     from workflows.reclaim_calls import ReclaimActs
+    from workflows.reclaim_ends import ENDED, UNANSWERED, End, Rest
     from workflows.reclaim_raise import Raise
     from workflows.reclaim_victims import OVER, Victims, names
     from workflows.waiting import unless, wait_until
@@ -41,30 +42,11 @@ SEND_AGAIN: Final = timedelta(seconds=60)
 LOOK_AGAIN: Final = timedelta(seconds=15)
 """How often a demand that waits for time to pass is planned anew, for facts change too."""
 
-UNANSWERED: Final = "nobody approved or denied it within maxTimeToReturn"
-"""Why a demand ends whose approval was asked for in vain."""
-
 PAUSE: Final = timedelta(seconds=1)
 """Between a plan that did not come true and the next."""
 
-_ENDED: Final = frozenset({ReclaimPhase.MET, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED})
 _MAY_BE_LATE: Final = frozenset({ReclaimPhase.PLANNING, ReclaimPhase.AWAITING_APPROVAL, ReclaimPhase.RECALLING})
 """Phases that maxTimeToReturn ends; what is being stopped or given back comes soonest if it goes on."""
-
-
-class _Rest(Exception):  # noqa: N818 - it is no error
-    """The Reclaim continues as new: leave everything as it is."""
-
-
-class _End(Exception):  # noqa: N818 - it is no error
-    """The demand ends here."""
-
-    def __init__(self, phase: ReclaimPhase, reason: str, *, book: bool = True) -> None:
-        super().__init__(reason)
-        self.phase = phase
-        self.reason = reason
-        self.book = book
-        """Whether the books do not know yet."""
 
 
 class DemandRun:
@@ -100,7 +82,7 @@ class DemandRun:
     @property
     def ended(self) -> bool:
         """Whether nothing more will be done for it."""
-        return self.progress.phase in _ENDED
+        return self.progress.phase in ENDED
 
     @property
     def awaits_approval(self) -> bool:
@@ -131,9 +113,9 @@ class DemandRun:
         try:
             while True:
                 await self._serve(look)
-        except _Rest:
+        except Rest:
             pass
-        except _End as end:
+        except End as end:
             await self._finish(end)
         await look
         await self._raise.leave()
@@ -145,7 +127,7 @@ class DemandRun:
         view = await self._acts.view()
         if view.live:
             self._kind = view.kind
-            self._set(gpus=view.gpus, reason=view.reason, due_at=view.due_at)
+            self._want(view.gpus, reason=view.reason, due_at=view.due_at)
             self._watch = self._acts.watch(view.gpus)
         return view.live
 
@@ -153,10 +135,11 @@ class DemandRun:
         """Take one plan as far as it goes; where it returns, the next is due."""
         plan = await self._plan()
         if not await look:
-            raise _End(ReclaimPhase.CANCELLED, "it had ended already", book=False)
+            raise End(ReclaimPhase.CANCELLED, "it had ended already", book=False)
         if plan.raised:
             await self._give_back()
             return
+        self._want(plan.need)
         if not plan.complete and (self._kind in WHOLE or not plan.victims):
             if plan.leased:
                 await self._release("a CapacityLease protects it", keep=self._victims.unleased(plan.leased))
@@ -176,7 +159,7 @@ class DemandRun:
         why = f"{had}: {plan.reason}" if plan.reason else had
         due = self._due()
         if plan.retry_at is None or (due is not None and plan.retry_at >= due):
-            raise _End(ReclaimPhase.PARTIAL, why)
+            raise End(ReclaimPhase.PARTIAL, why)
         self._set(reason=why)
         await self._pause(min(max(plan.retry_at - workflow.now(), PAUSE), LOOK_AGAIN))
 
@@ -190,7 +173,7 @@ class DemandRun:
             self._move(ReclaimPhase.PLANNING)
             plan = await self._acts.plan(self.progress.spared, self._disturbed, self._due)
             if plan is not None and not plan.live:
-                raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
+                raise End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
             if plan is not None:
                 return plan
             await self._mind()
@@ -198,7 +181,7 @@ class DemandRun:
     # ---- approval
 
     async def _ask(self, plan: PlannedRecall) -> None:
-        """Wait for a person; a re-plan follows, for time has passed."""
+        """Wait for a person, as long as this plan is what is asked for; a re-plan follows, for time has passed."""
         self._decision = None
         if self._late():
             await self._overdue()
@@ -209,10 +192,10 @@ class DemandRun:
         while self._decision is None:
             await wait_until(lambda: self._disturbed() or self._decision is not None, until=lambda: until)
             self._giving_up = self._decision is None and workflow.now() >= until
-            if self._decision is None:
-                await self._mind()
+            if self._decision is None and await self._mind() and self._decision is None and not self._giving_up:
+                return
             if self._giving_up:
-                raise _End(ReclaimPhase.PARTIAL, UNANSWERED)
+                raise End(ReclaimPhase.PARTIAL, UNANSWERED)
         approved, decision = self._decision
         who = decision.identity or "somebody"
         action = "approve" if approved else "deny"
@@ -222,8 +205,9 @@ class DemandRun:
             {"identity": decision.identity, "verified": str(decision.verified), "reason": decision.reason},
         )
         if not approved:
-            raise _End(ReclaimPhase.PARTIAL, f"denied by {who}: {decision.reason or 'no reason given'}")
-        self._set(approved_by=who)
+            raise End(ReclaimPhase.PARTIAL, f"denied by {who}: {decision.reason or 'no reason given'}")
+        if self.progress.gpus <= plan.need:
+            self._set(approved_by=who)
 
     # ---- recall
 
@@ -290,7 +274,10 @@ class DemandRun:
 
     async def _pass_over(self, plan: PlannedRecall) -> bool:
         """Whether others are to be had for somebody who was stopped and does not go, as on a dead node."""
-        over = lambda: self._disturbed() or self._victims.stopped(plan.victims)  # noqa: E731
+
+        def over() -> bool:
+            return self._disturbed() or self._victims.stopped(plan.victims)
+
         fresh = await self._acts.plan(self.progress.spared, over, lambda: None)
         stopping = {victim.workload.uid for victim in plan.victims}
         return fresh is not None and fresh.complete and {v.workload.uid for v in fresh.victims} - stopping != set()
@@ -303,22 +290,22 @@ class DemandRun:
         while (raised := await self._raise.see(self._disturbed)) is None:
             await self._mind()
         if raised.outcome is RaiseOutcome.ENDED:
-            raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
+            raise End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
         if raised.outcome is RaiseOutcome.REPLAN:
             await self._pause(PAUSE)
             return
         while (placed := await self._acts.await_placed(self._disturbed)) is None:
             await self._mind()
         if placed.outcome is PlacedOutcome.ENDED:
-            raise _End(ReclaimPhase.CANCELLED, placed.reason)
+            raise End(ReclaimPhase.CANCELLED, placed.reason)
         if placed.outcome is PlacedOutcome.SLIPPED:
             return
         self._move(ReclaimPhase.SCHEDULED)
-        raise _End(ReclaimPhase.MET, "its pods are on nodes")
+        raise End(ReclaimPhase.MET, "its pods are on nodes")
 
     # ---- ends
 
-    async def _finish(self, end: _End) -> None:
+    async def _finish(self, end: End) -> None:
         """End the demand in the books first, so that nobody pledges to it again; then let go of who still runs."""
         if end.book:
             await self._acts.end_demand(DemandState(end.phase), end.reason)
@@ -344,13 +331,13 @@ class DemandRun:
     async def _mind(self) -> bool:
         """See to what interrupted a wait; True if a new plan is due."""
         if self.resting:
-            raise _Rest
+            raise Rest
         if self._disturbed():
             view = await self._acts.view()
             if not view.live:
-                raise _End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
+                raise End(ReclaimPhase.CANCELLED, "nobody waits any more", book=False)
             self.missing, before = False, self.progress.gpus
-            self._set(gpus=view.gpus)
+            self._want(view.gpus)
             if self._watch is not None and self._watch.done():  # it is of another amount, or was opened again
                 self._watch = self._acts.watch(view.gpus)
             if view.gpus != before:
@@ -367,9 +354,9 @@ class DemandRun:
         self._set(overdue=True)
         await self._acts.tell_overdue(self.progress, view.on_overdue)
         if waited:
-            raise _End(ReclaimPhase.PARTIAL, UNANSWERED)
+            raise End(ReclaimPhase.PARTIAL, UNANSWERED)
         if view.on_overdue is OnOverdue.PROTECT:
-            raise _End(ReclaimPhase.PARTIAL, "maxTimeToReturn has passed and the pool protects who could not be saved")
+            raise End(ReclaimPhase.PARTIAL, "maxTimeToReturn has passed and the pool protects who could not be saved")
         self._set(spared=())
 
     async def _note_late(self) -> None:
@@ -390,6 +377,11 @@ class DemandRun:
 
     def _show_victims(self) -> None:
         self._set(victims=self._victims.shown(self.progress.victims))
+
+    def _want(self, gpus: int, **update: Any) -> None:
+        """Take down how much is asked for; who approved less has not approved that."""
+        grown = gpus > self.progress.gpus
+        self._set(gpus=gpus, approved_by=None if grown else self.progress.approved_by, **update)
 
     def _set(self, **update: Any) -> None:
         self.progress = self.progress.model_copy(update=update)

@@ -172,4 +172,4 @@ class Victims:
 
 def names(victims: Iterable[PlannedVictim | VictimProgress]) -> str:
     """Name them for people."""
-    return ", ".join(victim.workload.job or victim.workload.name for victim in victims)
+    return ", ".join(victim.workload.title for victim in victims)

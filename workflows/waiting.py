@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import TypeVar
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, FailureError
+from temporalio.exceptions import TimeoutError as OutOfTimeError
 
 T = TypeVar("T")
 
@@ -65,3 +66,11 @@ async def unless(
         if workflow.cancellation_reason() is None:
             return None  # it was left before it had been scheduled
         raise
+
+
+def said(error: ActivityError) -> str:
+    """What an activity failed of, for people; where time was over, what its last attempt failed of."""
+    cause = error.cause
+    if isinstance(cause, OutOfTimeError) and cause.cause is not None:
+        cause = cause.cause
+    return (cause.message if isinstance(cause, FailureError) else str(cause or error))[:300]

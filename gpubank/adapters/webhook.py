@@ -17,13 +17,14 @@ import json
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import ip_address
 from time import time
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx2
 
+from gpubank.adapters.addresses import Address, Network, is_near, is_never_called, is_opened, plain
 from gpubank.domain.base import format_instant
 from gpubank.domain.errors import BackendError, PolicyError
 from gpubank.domain.incidentsteps import Receipt, Ticket
@@ -34,9 +35,6 @@ CONTENT_TYPE: Final = "application/cloudevents+json; charset=utf-8"
 
 _AGAIN: Final = frozenset({408, 425, 429})
 _MOST_READ: Final = 4096
-
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 
 
 class Webhook:
@@ -121,25 +119,25 @@ class Webhook:
         """Return the address to connect to, or a receipt that says why there is none that may be called."""
         port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
         found = await asyncio.get_running_loop().getaddrinfo(self._host, port, type=socket.SOCK_STREAM)
-        addresses = [_plain(ip_address(entry[4][0])) for entry in found]
+        addresses = [plain(ip_address(entry[4][0])) for entry in found]
         for address in addresses:
-            if not self._allows(address):
-                rule = "lies in no network that incidents.webhook.allowed_networks names"
-                if not self._networks:
-                    rule = "is this machine's or of its link; name its network in incidents.webhook.allowed_networks"
+            if rule := self._rule_against(address):
                 return Receipt(sent=False, note=f"not sent: address {address} of {self._host} {rule}")
         return addresses[0]
 
-    def _allows(self, address: Address) -> bool:
-        if self._networks:
-            return any(address.version == network.version and address in network for network in self._networks)
-        return not (
-            address.is_loopback
-            or address.is_link_local
-            or address.is_multicast
-            or address.is_unspecified
-            or address.is_reserved
-        )
+    def _rule_against(self, address: Address) -> str:
+        """Return why a plain address may not be called; empty where it may."""
+        if is_never_called(address):
+            return "is never called: it is a cloud's metadata service, everybody's or nobody's"
+        if self._networks and not any(address in network for network in self._networks):
+            return "lies in no network that incidents.webhook.allowed_networks names"
+        if is_opened(address, self._networks):
+            return ""
+        if is_near(address):
+            return "is this machine's or of its link; name that very network in incidents.webhook.allowed_networks"
+        if address.is_reserved:
+            return "is reserved; name its network in incidents.webhook.allowed_networks"
+        return ""
 
 
 class NoTickets:
@@ -171,9 +169,3 @@ def signature(secret: bytes, body: bytes, at: int) -> str:
     """Sign a body as of a time, in Unix seconds; the time is a part of what is signed."""
     digest = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at},v1={digest}"
-
-
-def _plain(address: Address) -> Address:
-    """Take an IPv4 address out of the IPv6 one that stands for it."""
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address

@@ -179,6 +179,11 @@ class Door:
             raise NotFoundError(f"pool {only!r} does not exist; have: {have}")
         return [only]
 
+    async def check_pool(self, name: str | None) -> None:
+        """Raise `NotFoundError` where a pool is named that is not there."""
+        if name is not None:
+            await self.pools(name)
+
 
 @asynccontextmanager
 async def open_door(settings: "Settings") -> AsyncIterator[Door]:

@@ -1,7 +1,7 @@
 """Who gives an order: what the API server says where there is one, else the OS user, who nobody vouches for."""
 
 import getpass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpubank.domain.errors import PolicyError
 
@@ -36,6 +36,11 @@ def os_identity() -> Identity:
         return Identity(getpass.getuser(), verified=False)
     except (OSError, KeyError):  # a uid without a name, as in a container
         return Identity("unknown", verified=False)
+
+
+def said(who: Identity, reason: str, *, dry_run: bool) -> dict[str, Any]:
+    """Who gave an order, and why, for programs."""
+    return {"dryRun": dry_run, "identity": who.name, "verified": who.verified, "reason": reason}
 
 
 def check_reason(reason: str) -> None:

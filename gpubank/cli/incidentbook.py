@@ -9,7 +9,7 @@ from gpubank.cli.context import AmbiguousError, NotFoundError
 from gpubank.cli.door import Door
 from gpubank.cli.loandesk import ui_link
 from gpubank.domain.base import Message
-from gpubank.domain.incident import Fault, IncidentState, Leaving, PhaseRecord, incident_id
+from gpubank.domain.incident import Fault, IncidentState, Leaving, PhaseRecord
 
 if TYPE_CHECKING:
     from gpubank.client import IncidentRow
@@ -119,8 +119,7 @@ def combined(door: Door, view: IncidentView, state: IncidentState, waiting: Sequ
 
 
 def _fits(view: IncidentView, name: str) -> bool:
-    ids = {view.incident, f"{view.node}/{view.gpu}", view.gpu, view.node}
-    return name in ids or incident_id(view.cluster, view.node, view.gpu) == name
+    return name in (view.incident, f"{view.node}/{view.gpu}", view.gpu, view.node)
 
 
 def _view(row: "IncidentRow") -> IncidentView:

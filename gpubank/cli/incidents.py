@@ -7,13 +7,15 @@ import typer
 
 from gpubank.cli.context import run, settings_of
 from gpubank.cli.door import open_door
-from gpubank.cli.identity import check_reason, identity_of
-from gpubank.cli.output import Column, Output, OutputOption, console, instant, show_one, table
+from gpubank.cli.identity import check_reason, identity_of, said
+from gpubank.cli.options import DryRunOption, PoolOption, ReasonOption
+from gpubank.cli.output import Column, Output, OutputOption, console, instant, print_facts, show_one, table
 from gpubank.cli.watch import Row, WatchOption, present
 from gpubank.domain.errors import PolicyError
 
 if TYPE_CHECKING:
     from gpubank.cli.incidentbook import IncidentDetail
+    from gpubank.domain.incident import Word
 
 app = typer.Typer(no_args_is_help=True, help="Broken GPUs: what was done, and what people must do.")
 
@@ -43,8 +45,6 @@ IncidentArgument = Annotated[
     str,
     typer.Argument(metavar="INCIDENT", help="incident/CLUSTER/NODE/GPU, NODE/GPU, a GPU's UUID, or a node with one."),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Why; kept in the audit trail.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be decided, and whether it may be.")]
 
 
 @app.callback()
@@ -55,7 +55,7 @@ def incident() -> None:
 @app.command("list")
 def list_command(
     context: typer.Context,
-    pool: Annotated[str | None, typer.Option("--pool", "-p", help="Only this pool.")] = None,
+    pool: PoolOption = None,
     node: Annotated[str | None, typer.Option("--node", "-n", help="Only this node.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-A", help="Incidents that have ended too.")] = False,
     output: OutputOption = Output.TABLE,
@@ -70,10 +70,11 @@ def list_command(
 
             async def look() -> tuple[Sequence[Row], str]:
                 found = await find_incidents(door, pool=pool, node=node, ended=everything)
-                rows = [view.model_dump(mode="json") for view in found]
-                return (rows if output in (Output.JSON, Output.YAML) else [_shown(row) for row in rows]), ""
+                return [view.model_dump(mode="json") for view in found], ""
 
-            await present(look, COLUMNS, output, name=_name, empty="no GPU is known to be broken", follow=follow)
+            await door.check_pool(pool)
+            empty = "no GPU is known to be broken"
+            await present(look, COLUMNS, output, name=_name, empty=empty, follow=follow, shown=_shown)
 
     run(main)
 
@@ -108,7 +109,7 @@ def repaired_command(
 def retire_command(
     context: typer.Context,
     incident_id: IncidentArgument,
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; kept in the audit trail.")],
+    reason: ReasonOption,
     keep_cordon: Annotated[bool, typer.Option("--keep-cordon", help="Leave its node cordoned.")] = False,
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
@@ -129,13 +130,13 @@ def approve_command(
     _decide(context, incident_id, "approve", reason, dry_run=dry_run, output=output)
 
 
-_DONE: Final[Mapping[str, str]] = {"repaired": "said to be repaired", "retire": "retired", "approve": "approved"}
+_DONE: Final[Mapping["Word", str]] = {"repaired": "said to be repaired", "retire": "retired", "approve": "approved"}
 
 
 def _decide(
     context: typer.Context,
     incident_id: str,
-    what: str,
+    what: "Word",
     reason: str,
     *,
     dry_run: bool,
@@ -143,16 +144,17 @@ def _decide(
     keep_cordon: bool = False,
 ) -> None:
     async def main() -> None:
-        from gpubank.cli.incidentbook import combined, detail, resolve
-        from gpubank.domain.incident import IncidentWord
+        from gpubank.cli.incidentbook import combined, resolve
+        from gpubank.domain.incident import IncidentWord, word_refusal
 
         check_reason(reason)
         async with open_door(settings_of(context)) as door:
             view = await resolve(door, incident_id)
             processes, who = await door.processes(), await identity_of(door.cluster)
             if dry_run:
-                found = await detail(door, view)
-                _check(found, what)
+                state = await processes.incident_state(view.incident)
+                if refusal := word_refusal(view.incident, state, what):
+                    raise PolicyError(refusal)
             else:
                 word = IncidentWord(identity=who.name, verified=who.verified, reason=reason, keep_cordon=keep_cordon)
                 calls = {
@@ -160,36 +162,17 @@ def _decide(
                     "retire": processes.retire,
                     "approve": processes.approve_incident,
                 }
-                found = combined(door, view, await calls[what](view.incident, word))
+                state = await calls[what](view.incident, word)
             item = {
                 "incident": view.incident,
                 "decision": what,
-                "dryRun": dry_run,
-                "identity": who.name,
-                "verified": who.verified,
-                "reason": reason,
-                "state": found.model_dump(mode="json"),
+                **said(who, reason, dry_run=dry_run),
+                "state": combined(door, view, state).model_dump(mode="json"),
             }
             done = f"would be {_DONE[what]} by {who} (dry run)" if dry_run else f"{_DONE[what]} by {who}"
             show_one(item, output, name=view.incident, text=lambda: typer.echo(f"{view.incident}: {done}"))
 
     run(main)
-
-
-def _check(found: "IncidentDetail", what: str) -> None:
-    """Say what the incident itself would say; `PolicyError` where it would refuse."""
-    from gpubank.domain.incident import ENDED, REPAIRABLE, IncidentPhase
-
-    phase = IncidentPhase(found.phase)
-    if what == "repaired" and phase not in REPAIRABLE:
-        rule = "only what is cordoned and not yet repaired can be said to be repaired"
-    elif what == "retire" and phase in ENDED:
-        rule = "it cannot be retired any more"
-    elif what == "approve" and not found.waits_for:
-        rule = "nothing waits for approval"
-    else:
-        return
-    raise PolicyError(f"incident {found.incident!r}: it is {phase}: {rule}")
 
 
 def _name(row: Row) -> str:
@@ -223,9 +206,7 @@ def _print(found: "IncidentDetail", output: Output) -> None:
         "Last": found.note,
         "Temporal": found.ui,
     }
-    for name, value in facts.items():
-        if value:
-            typer.echo(f"{name + ':':<12}{value}")
+    print_facts(facts)
     faults = [fault.model_dump(mode="json") for fault in found.faults]
     pods = [pod.model_dump(mode="json") for pod in found.pods]
     history = [record.model_dump(mode="json") for record in found.history]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpubank.cli.door import Door
     from gpubank.cli.identity import Identity
     from gpubank.decide.agreement import Agreement
-    from gpubank.domain.loan import WorkloadKey
 
 
 class ProtectedWorkload(Message):
@@ -113,13 +112,8 @@ async def with_protected(door: "Door", view: LeaseView, agreed: "Agreement") -> 
         for uid, lease in protected_now(facts, books, terms, datetime.now(UTC)).items():
             workload = facts.workload(uid)
             if lease.name == key and workload is not None:
-                name = _job(workload.key)
-                found.append(ProtectedWorkload(pool=pool, workload=name, uid=uid, gpus=workload.gpus))
+                found.append(ProtectedWorkload(pool=pool, workload=workload.key.short, uid=uid, gpus=workload.gpus))
     return view.model_copy(update={"protects": tuple(sorted(found, key=lambda each: (each.pool, each.uid)))}), missing
-
-
-def _job(key: "WorkloadKey") -> str:
-    return f"{key.namespace}/{key.job.partition('/')[2] or key.name}"
 
 
 def pick(leases: Leases, name: str) -> tuple[CapacityLease, LeaseView]:
@@ -136,7 +130,9 @@ def pick(leases: Leases, name: str) -> tuple[CapacityLease, LeaseView]:
 
 
 def check_approval(lease: CapacityLease, leases: Leases, who: "Identity") -> None:
-    """Raise `PolicyError` where `who` may not approve the lease as it stands."""
+    """Raise `PolicyError` where `who` may not approve the lease as it stands, or it is approved already."""
+    if lease.approved:
+        raise PolicyError(f"CapacityLease {lease.key!r} is approved already, by {lease.status.approved_by}")
     problem = approval_problem(lease, leases.agreement.verdicts[LEASE, lease.key], leases.objects.groups, who.name)
     if problem is not None:
         raise PolicyError(f"CapacityLease {lease.key!r} cannot be approved: {problem}")

@@ -8,9 +8,10 @@ import typer
 
 from gpubank.cli.context import run, settings_of
 from gpubank.cli.door import Door, open_door
-from gpubank.cli.identity import Identity, check_reason, identity_of
+from gpubank.cli.identity import Identity, check_reason, identity_of, said
 from gpubank.cli.objects import NamespaceOption
-from gpubank.cli.output import Column, Output, OutputOption, instant, show_one
+from gpubank.cli.options import DryRunOption, ReasonOption
+from gpubank.cli.output import Column, Output, OutputOption, instant, print_facts, show_one
 from gpubank.cli.watch import Row, WatchOption, check_whole, present
 from gpubank.domain.errors import PolicyError
 
@@ -37,7 +38,6 @@ ByOption = Annotated[
     str,
     typer.Option("--by", help="Who decides, where nobody confirms identities.", show_default="who runs the command"),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be decided, and whether it may be.")]
 
 
 @app.callback()
@@ -62,10 +62,10 @@ def list_command(
 
             async def look() -> tuple[Sequence[Row], str]:
                 found = await find_leases(door, namespace=namespace, pool=pool)
-                rows = [view.model_dump(mode="json", exclude={"protects"}) for view in found.views]
-                return (rows if output in (Output.JSON, Output.YAML) else [_shown(row) for row in rows]), ""
+                return [view.model_dump(mode="json", exclude={"protects"}) for view in found.views], ""
 
-            await present(look, COLUMNS, output, name=_name, empty="there is no lease", follow=follow)
+            await door.check_pool(pool)
+            await present(look, COLUMNS, output, name=_name, empty="there is no lease", follow=follow, shown=_shown)
 
     run(main)
 
@@ -93,7 +93,7 @@ def approve_command(
     context: typer.Context,
     name: NameArgument,
     namespace: NamespaceOption = None,
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; kept in the audit trail.")] = "",
+    reason: ReasonOption = "",
     by: ByOption = "",
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
@@ -150,8 +150,6 @@ def _decide(
             found = await find_leases(door, namespace=namespace)
             lease, view = pick(found, name)
             who = await _who(door, by)
-            if verb == "approved" and lease.approved:
-                raise PolicyError(f"CapacityLease {lease.key!r} is approved already, by {view.approved_by}")
             check(lease, found, who)
             status = decided(lease, who, reason, datetime.now(UTC).replace(microsecond=0))
             if not dry_run:
@@ -180,10 +178,7 @@ def _decided(
     return {
         "lease": _key(view),
         "decision": verb,
-        "dryRun": dry_run,
-        "identity": who.name,
-        "verified": who.verified,
-        "reason": reason,
+        **said(who, reason, dry_run=dry_run),
         "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
 
@@ -221,6 +216,4 @@ def _print(view: "LeaseView") -> None:
         "Revoked": f"by {view.revoked_by}" if view.revoked_by else "",
         "Protects": ", ".join(names_of(view.protects)) or ("nobody now" if view.state == "Protecting" else ""),
     }
-    for name, value in facts.items():
-        if value:
-            typer.echo(f"{name + ':':<10}{value}")
+    print_facts(facts, width=10)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpubank.cli.context import ExitCode, run, settings_of
+from gpubank.cli.options import PoolOption
 from gpubank.cli.output import Column, Output, OutputOption, show, show_one
 from gpubank.domain.errors import PolicyError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gpubank.adapters.ledger import SqlLedger
     from gpubank.domain.base import Message
     from gpubank.domain.ledger import VerifyReport
+    from gpubank.domain.loan import Line
 
 app = typer.Typer(no_args_is_help=True, help="The ledger: postings, audit trail, and whether they hold.")
 
@@ -66,7 +68,6 @@ AUDIT: Final = (
     Column("DIGEST", "digest", wide=True),
 )
 
-PoolOption = Annotated[str | None, typer.Option("--pool", "-p", help="Only this pool.")]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="Only this account: a group, or `pool`.")]
 
 
@@ -101,7 +102,7 @@ def show_command(
                 rows = _dumped(await store.postings(pool=pool, account=group, limit=limit))
                 _show(rows, POSTINGS, output, lambda row: str(row["entry"]), "nothing is posted yet")
             elif lines:
-                rows = [_line(row) for row in _dumped(await store.lines(pool=pool, group=group, limit=limit))]
+                rows = [_line(line) for line in await store.lines(pool=pool, group=group, limit=limit)]
                 _show(rows, LINES, output, lambda row: str(row["lineId"]), "there is no line")
             elif audit:
                 rows = [_event(row) for row in _dumped(await store.audit(subject=subject, limit=limit))]
@@ -250,10 +251,8 @@ def _dumped(records: Iterable["Message"]) -> list[dict[str, Any]]:
     return [record.model_dump(mode="json") for record in records]
 
 
-def _line(row: dict[str, Any]) -> dict[str, Any]:
-    workload = row["workload"]
-    job = workload["job"].rpartition("/")[2] or workload["name"]
-    return {**row, "shownWorkload": f"{workload['namespace']}/{job}"}
+def _line(line: "Line") -> dict[str, Any]:
+    return {**line.model_dump(mode="json"), "shownWorkload": line.workload.short}
 
 
 def _event(row: dict[str, Any]) -> dict[str, Any]:

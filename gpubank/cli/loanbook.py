@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import AwareDatetime
 
 from gpubank.domain.base import Message
-from gpubank.domain.loan import Line, LineState, WorkloadKey
+from gpubank.domain.loan import Line, LineState
 from gpubank.domain.recall import LoanPhase, LoanState, TermRecord, loan_id
 
 if TYPE_CHECKING:
@@ -89,11 +89,6 @@ class TermView(Message):
     checkpoint: Checkpoint | None
 
 
-def short_job(workload: WorkloadKey) -> str:
-    """Return `namespace/job` as people type it."""
-    return f"{workload.namespace}/{workload.job.rpartition('/')[2] or workload.name}"
-
-
 def loan_views(
     cluster: str,
     lines: Iterable[Line],
@@ -126,7 +121,7 @@ def _view(loan: str, lines: Sequence[Line], row: "LoanRow | None", state: LoanSt
         uid=newest.workload.uid,
         cluster=newest.cluster,
         pool=newest.pool,
-        workload=short_job(newest.workload),
+        workload=newest.workload.short,
         group=newest.borrower,
         gpus=(state.gpus if state else row.gpus) if row and parked else sum(share.gpus for share in shares),
         lenders=shares,

@@ -8,7 +8,8 @@ import typer
 
 from gpubank.cli.context import run, settings_of
 from gpubank.cli.door import open_door
-from gpubank.cli.identity import Identity, check_reason, identity_of
+from gpubank.cli.identity import Identity, check_reason, identity_of, said
+from gpubank.cli.options import PoolOption, ReasonOption
 from gpubank.cli.output import Column, Output, OutputOption, instant, show_one
 from gpubank.cli.watch import Row, WatchOption, check_whole, present
 from gpubank.domain.base import format_duration, format_instant, parse_duration
@@ -49,7 +50,7 @@ def loan() -> None:
 @app.command("list")
 def list_command(
     context: typer.Context,
-    pool: Annotated[str | None, typer.Option("--pool", "-p", help="Only this pool.")] = None,
+    pool: PoolOption = None,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Only loans to or from this group.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-A", help="Ended loans too.")] = False,
     output: OutputOption = Output.TABLE,
@@ -66,12 +67,11 @@ def list_command(
                 found = await find_loans(
                     door, pool=pool, group=group, ended=everything, detailed=output is not Output.TABLE
                 )
-                rows = [view.model_dump(mode="json") for view in found.views]
-                return (rows if output in (Output.JSON, Output.YAML) else [_shown(row) for row in rows]), found.missing
+                return [view.model_dump(mode="json") for view in found.views], found.missing
 
-            if pool is not None:
-                await door.pools(pool)
-            await present(look, COLUMNS, output, name=_loan_name, empty="there is no loan", follow=follow)
+            await door.check_pool(pool)
+            empty = "there is no loan"
+            await present(look, COLUMNS, output, name=_loan_name, empty=empty, follow=follow, shown=_shown)
 
     run(main)
 
@@ -92,10 +92,9 @@ def show_command(
 
                 async def look() -> tuple[Sequence[Row], str]:
                     detail, missing = await describe(door, await resolve(door, view.loan))
-                    row = detail.loan.model_dump(mode="json")
-                    return [(row if output in (Output.JSON, Output.YAML) else _shown(row))], missing
+                    return [detail.loan.model_dump(mode="json")], missing
 
-                await present(look, COLUMNS, output, name=_loan_name, empty="", follow=True)
+                await present(look, COLUMNS, output, name=_loan_name, empty="", follow=True, shown=_shown)
             detail, missing = await describe(door, view)
             item = detail.model_dump(mode="json")
             wide = output is Output.WIDE
@@ -148,7 +147,7 @@ def extend_command(
     context: typer.Context,
     loan_id: LoanArgument,
     by: Annotated[str, typer.Option("--by", help="How much longer the notice lasts, as in 10m.")],
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; kept in the audit trail.")] = "",
+    reason: ReasonOption = "",
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -191,10 +190,7 @@ def _order(view: "LoanView", who: Identity, state: "LoanState", *, reason: str, 
     return {
         "loan": view.loan,
         "workload": view.workload,
-        "dryRun": dry_run,
-        "identity": who.name,
-        "verified": who.verified,
-        "reason": reason,
+        **said(who, reason, dry_run=dry_run),
         "state": state.model_dump(mode="json"),
     }
 

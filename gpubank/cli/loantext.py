@@ -5,7 +5,7 @@ from typing import Final
 import typer
 
 from gpubank.cli.loandesk import LoanDetail
-from gpubank.cli.output import Column, Output, console, instant, table
+from gpubank.cli.output import Column, Output, console, instant, print_facts, table
 
 LATEST: Final = 20
 """Audit events that are shown unless `-o wide` asks for all."""
@@ -51,9 +51,7 @@ def print_detail(detail: LoanDetail, *, wide: bool) -> None:
         "Last": detail.note,
         "Temporal": detail.ui,
     }
-    for name, value in facts.items():
-        if value:
-            typer.echo(f"{name + ':':<12}{value}")
+    print_facts(facts)
     for order in detail.orders:
         by = order.lender if order.reclaim else "a person"
         typer.echo(f"{'Wanted by:':<12}{by}, notice ends {instant(view.deadline)}: {order.reason} ({order.demand})")

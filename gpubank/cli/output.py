@@ -81,6 +81,13 @@ def show_one(item: Mapping[str, Any], output: Output, *, name: str, text: Callab
         text()
 
 
+def print_facts(facts: Mapping[str, str], *, width: int = 12) -> None:
+    """Print one line for each fact that there is; values begin in column `width`."""
+    for name, value in facts.items():
+        if value:
+            typer.echo(f"{name + ':':<{width}}{value}")
+
+
 def print_json(item: Mapping[str, Any]) -> None:
     """Print one JSON document."""
     sys.stdout.write(json.dumps(item, indent=2, ensure_ascii=False) + "\n")

@@ -7,6 +7,7 @@ import typer
 
 from gpubank.cli.context import run, settings_of
 from gpubank.cli.door import Door, open_door
+from gpubank.cli.options import PoolOption
 from gpubank.cli.output import Column, Output, OutputOption
 from gpubank.cli.watch import Row, WatchOption, present
 from gpubank.domain.errors import BackendError
@@ -27,7 +28,6 @@ COLUMNS = (
     Column("PENDING BORROW", "pendingBorrow", wide=True, right=True),
 )
 
-PoolOption = Annotated[str | None, typer.Option("--pool", "-p", help="Only this pool.")]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="Only this business group.")]
 
 

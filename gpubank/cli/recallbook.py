@@ -15,7 +15,6 @@ from pydantic import AwareDatetime
 
 from gpubank.cli.context import AmbiguousError, NotFoundError
 from gpubank.cli.door import Door, Processes
-from gpubank.cli.loanbook import short_job
 from gpubank.cli.loandesk import ui_link
 from gpubank.domain.base import Message
 from gpubank.domain.demand import Demand
@@ -206,7 +205,7 @@ def _demand(cluster: str, name: str, demand: Demand | None, progress: DemandProg
     return DemandView(
         demand=name,
         kind=demand.kind if demand else name.split("/")[2] if name.count("/") > 1 else "",
-        workload=short_job(demand.workload) if demand and demand.workload else "",
+        workload=demand.workload.short if demand and demand.workload else "",
         gpus=demand.gpus if demand else (progress.gpus if progress else 0),
         state=demand.state if demand else "",
         phase=progress.phase if progress else WAITS,
@@ -224,7 +223,7 @@ def _victim(cluster: str, victim: VictimProgress, seen: _Seen) -> VictimView:
     row = seen.loans.get(loan)
     return VictimView(
         loan=loan,
-        workload=short_job(victim.workload),
+        workload=victim.workload.short,
         group=victim.borrower,
         gpus=victim.gpus,
         phase=row.phase if row else "",

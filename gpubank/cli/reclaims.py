@@ -7,8 +7,9 @@ import typer
 
 from gpubank.cli.context import run, say, settings_of
 from gpubank.cli.door import open_door
-from gpubank.cli.identity import Identity, check_reason, identity_of
-from gpubank.cli.output import Column, Output, OutputOption, console, instant, show_one, table
+from gpubank.cli.identity import Identity, check_reason, identity_of, said
+from gpubank.cli.options import DryRunOption, PoolOption, ReasonOption
+from gpubank.cli.output import Column, Output, OutputOption, console, instant, print_facts, show_one, table
 from gpubank.cli.watch import Row, WatchOption, check_whole, present
 from gpubank.domain.errors import PolicyError
 
@@ -45,7 +46,6 @@ ReclaimArgument = Annotated[
     str, typer.Argument(metavar="RECLAIM", help="reclaim/CLUSTER/POOL/LENDER, POOL/LENDER, or a lender.")
 ]
 DemandOption = Annotated[str, typer.Option("--demand", help="Only this demand; every one that waits by default.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be decided, and whether it may be.")]
 
 
 @app.callback()
@@ -56,7 +56,7 @@ def reclaim() -> None:
 @app.command("list")
 def list_command(
     context: typer.Context,
-    pool: Annotated[str | None, typer.Option("--pool", "-p", help="Only this pool.")] = None,
+    pool: PoolOption = None,
     lender: Annotated[str | None, typer.Option("--lender", "-l", help="Only this lender.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-A", help="Recalls that have ended too.")] = False,
     output: OutputOption = Output.TABLE,
@@ -71,10 +71,10 @@ def list_command(
 
             async def look() -> tuple[Sequence[Row], str]:
                 found = await find_reclaims(door, pool=pool, lender=lender, ended=everything)
-                rows = [view.model_dump(mode="json") for view in found.views]
-                return (rows if output in (Output.JSON, Output.YAML) else [_shown(row) for row in rows]), found.missing
+                return [view.model_dump(mode="json") for view in found.views], found.missing
 
-            await present(look, COLUMNS, output, name=_name, empty="nobody wants GPUs back", follow=follow)
+            empty = "nobody wants GPUs back"
+            await present(look, COLUMNS, output, name=_name, empty=empty, follow=follow, shown=_shown)
 
     run(main)
 
@@ -97,10 +97,9 @@ def show_command(
 
                 async def look() -> tuple[Sequence[Row], str]:
                     now, unknown = await resolve(door, view.reclaim)
-                    row = now.model_dump(mode="json")
-                    return [row if output in (Output.JSON, Output.YAML) else _shown(row)], unknown
+                    return [now.model_dump(mode="json")], unknown
 
-                await present(look, COLUMNS, output, name=_name, empty="", follow=True)
+                await present(look, COLUMNS, output, name=_name, empty="", follow=True, shown=_shown)
             show_one(view.model_dump(mode="json"), output, name=view.reclaim, text=lambda: _print(view, output))
         check_whole(missing)
 
@@ -112,7 +111,7 @@ def approve_command(
     context: typer.Context,
     reclaim_id: ReclaimArgument,
     demand: DemandOption = "",
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; kept in the audit trail.")] = "",
+    reason: ReasonOption = "",
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -195,10 +194,7 @@ def _decided(
         "reclaim": view.reclaim,
         "decision": verb,
         "demands": asked,
-        "dryRun": dry_run,
-        "identity": who.name,
-        "verified": who.verified,
-        "reason": reason,
+        **said(who, reason, dry_run=dry_run),
         "state": state.model_dump(mode="json"),
     }
 
@@ -235,9 +231,7 @@ def _print(view: "ReclaimView", output: Output) -> None:
         "Approval": f"awaited of {approvers}" if view.needs_approval else "",
         "Temporal": view.ui,
     }
-    for name, value in facts.items():
-        if value:
-            typer.echo(f"{name + ':':<12}{value}")
+    print_facts(facts)
     for demand in view.demands:
         typer.echo(f"\nDemand {demand.demand}")
         waiting = f" for {demand.workload}" if demand.workload else ""

@@ -29,6 +29,8 @@ Looker = Callable[[], Awaitable[tuple[Sequence[Row], str]]]
 """Rows, and why something is missing from them; empty if nothing is."""
 
 Name = Callable[[Row], str]
+Shown = Callable[[Row], Row]
+"""Adds what the columns of a table need; JSON and YAML go without."""
 
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Follow what changes until interrupted.")]
 
@@ -41,8 +43,13 @@ async def present(
     name: Name,
     empty: str,
     follow: bool,
+    shown: Shown | None = None,
 ) -> None:
     """Print what `look` finds, once or again and again; what is missing from it is an error only at the end."""
+
+    def dressed(rows: Sequence[Row]) -> Sequence[Row]:
+        return rows if shown is None or output in (Output.JSON, Output.YAML) else [shown(row) for row in rows]
+
     if follow:
         said = ""
 
@@ -52,11 +59,11 @@ async def present(
             if missing and missing != said:
                 say(f"incomplete: {missing}")
             said = missing
-            return rows
+            return dressed(rows)
 
         await watch(rows_of, columns, output, name=name)
     rows, missing = await look()
-    show(rows, columns, output, name=name, empty=empty)
+    show(dressed(rows), columns, output, name=name, empty=empty)
     check_whole(missing)
 
 

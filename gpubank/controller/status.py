@@ -11,6 +11,7 @@ from gpubank.domain import conditions
 from gpubank.domain.books import Books
 from gpubank.domain.contract import FINALIZER, Side
 from gpubank.domain.facts import PoolFacts
+from gpubank.domain.group import BusinessGroup
 from gpubank.domain.layout import LayoutReport
 from gpubank.domain.lease import CapacityLease
 from gpubank.domain.meta import Condition, ConditionStatus, with_condition
@@ -19,6 +20,9 @@ from gpubank.domain.pool import GPUPool
 
 MOST_NAMED: Final = 3
 """Jobs that a condition names."""
+
+Held = GPUPool | BusinessGroup | GPUQuotaPolicy
+"""What loans depend on, and what is held as long as they do."""
 
 
 class PoolView(NamedTuple):
@@ -146,7 +150,7 @@ def finalizers(objects: Objects, views: Mapping[str, PoolView]) -> tuple[Finaliz
     return tuple(writes)
 
 
-def _with_kinds(objects: Objects) -> Sequence[tuple[str, Model]]:
+def _with_kinds(objects: Objects) -> Sequence[tuple[str, Held]]:
     return [
         *((POOL, pool) for pool in objects.pools),
         *((GROUP, group) for group in objects.groups),
@@ -154,13 +158,11 @@ def _with_kinds(objects: Objects) -> Sequence[tuple[str, Model]]:
     ]
 
 
-def _open_loans(resource: Model, views: Mapping[str, PoolView]) -> str:
+def _open_loans(resource: Held, views: Mapping[str, PoolView]) -> str:
     """Say which open loans keep the object from going; empty if none do."""
     if isinstance(resource, GPUPool):
         view = views.get(resource.name)
         count, what = (len(view.books.lines), "of the pool") if view else (0, "")
-    elif isinstance(resource, CapacityLease):
-        return ""
     else:
         group = resource.spec.business_group if isinstance(resource, GPUQuotaPolicy) else resource.name
         pools = [resource.spec.resource_pool] if isinstance(resource, GPUQuotaPolicy) else list(views)
@@ -170,13 +172,13 @@ def _open_loans(resource: Model, views: Mapping[str, PoolView]) -> str:
     return f"{count} open loan lines {what}" if count else ""
 
 
-def _own_work(resource: Model, views: Mapping[str, PoolView]) -> int:
+def _own_work(resource: Held, views: Mapping[str, PoolView]) -> int:
     """GPUs of a pool that are in force for groups: own work holds them, or their queues are about to be lowered."""
     view = views.get(resource.name) if isinstance(resource, GPUPool) else None
     return view.books.promised if view is not None else 0
 
 
-def _ready(verdict: Verdict, resource: Model, views: Mapping[str, PoolView]) -> Condition:
+def _ready(verdict: Verdict, resource: Held, views: Mapping[str, PoolView]) -> Condition:
     if resource.metadata.deleting and (loans := _open_loans(resource, views)):
         message = f"deletion waits for {loans}: what is lent and what is borrowed is recalled"
         return _condition(resource, conditions.READY, False, conditions.LOANS_OPEN, message)
@@ -255,7 +257,7 @@ def _unlisted(pool: GPUPool, view: PoolView | None) -> str:
     if not allowed or view is None or view.facts is None:
         return ""
     named = sorted(
-        f"{w.key.namespace}/{w.key.job.partition('/')[2] or w.key.name} ({w.priority_class})"
+        f"{w.key.short} ({w.priority_class})"
         for w in view.facts.workloads
         if not w.finished and w.priority_class and w.priority_class not in allowed
     )

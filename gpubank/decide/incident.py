@@ -9,7 +9,6 @@ Reports are never believed to be over; only the node says that.
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from gpubank.domain.incident import GpuMark, GpuSight
 from gpubank.domain.incidentpolicy import IncidentPolicy, IncidentRule
@@ -17,16 +16,6 @@ from gpubank.domain.incidentsteps import Judgement, Verdict
 from gpubank.domain.servicing import CordonScope, NodePod, NodeView, PodName
 
 _UNKNOWN = IncidentRule(scope=CordonScope.GPU, why="no rule of the policy is about it")
-
-
-class Breaker(NamedTuple):
-    """Whether something more may be taken out of service."""
-
-    closed: bool
-    """Whether it may go without anybody's approval."""
-
-    reason: str = ""
-    """Why not."""
 
 
 def rule_of(policy: IncidentPolicy, mark: GpuMark) -> IncidentRule:
@@ -76,10 +65,10 @@ def judge(
     )
 
 
-def breaker(
-    pool: Sequence[NodeView], *, node: str, incident: str, scope: CordonScope, policy: IncidentPolicy
-) -> Breaker:
-    """Say whether an incident may cordon its node, or its GPU, in a pool of these nodes.
+def breaker(pool: Sequence[NodeView], *, node: str, incident: str, scope: CordonScope, policy: IncidentPolicy) -> str:
+    """Say why an incident may not cordon its node, or its GPU, in a pool of these nodes without anybody's approval.
+
+    Empty if it may.
 
     What is out for any reason counts: unready, cordoned by a person, or marked by other incidents.
     """
@@ -91,12 +80,11 @@ def breaker(
             out = each.out_without(incident)
             after += (each.gpus if scope is CordonScope.NODE else min(each.gpus, out + 1)) - out
     if after == before or before == 0 or after * 100 <= policy.max_out_percent * total:
-        return Breaker(closed=True)
+        return ""
     name = next((each.pool for each in pool if each.pool), "")
-    return Breaker(
-        closed=False,
-        reason=f"{before} of {total} GPUs of pool {name!r} are out of service already; with this one it would be"
-        f" {after}, beyond {policy.max_out_percent} %",
+    return (
+        f"{before} of {total} GPUs of pool {name!r} are out of service already; with this one it would be"
+        f" {after}, beyond {policy.max_out_percent} %"
     )
 
 

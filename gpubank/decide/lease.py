@@ -164,7 +164,6 @@ def _in_force(lease: CapacityLease, group: str, pools: Iterable[PoolTerms]) -> t
         workload_name=ref.name if ref is not None else "",
         gpus=lease.spec.gpus or 0,
         until=lease.spec.until,
-        approved_by=lease.status.approved_by,
     )
     condition = lease.status.condition(conditions.APPROVED)
     agreed = f"; {condition.message}" if condition is not None and condition.message else ""

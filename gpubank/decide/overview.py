@@ -1,5 +1,7 @@
 """Who has what in a pool, per group, as `gpubank quota` shows it."""
 
+from collections import Counter
+
 from gpubank.decide.desk import Desk
 from gpubank.decide.serving import kept_for_serving
 from gpubank.domain.base import Message
@@ -48,26 +50,28 @@ class QuotaRow(Message):
 def overview(facts: PoolFacts, books: Books, terms: PoolTerms) -> tuple[QuotaRow, ...]:
     """Return one row for every group with terms or books in the pool, by name; the surplus has none."""
     names = sorted(({group.group for group in terms.groups} | set(books.groups)) - {SURPLUS})
-    idle = {name: _idle(facts, books, name) for name in names}
+    pending = _pending(facts)
+    idle = {name: _idle(facts, books, name, pending[name, Side.OWN]) for name in names}
     kept = kept_for_serving(Desk(facts, books, terms, facts.at), idle)
-    return tuple(_row(facts, books, terms, name, idle[name] - kept.get(name, 0)) for name in names)
+    return tuple(_row(facts, books, terms, name, idle[name] - kept.get(name, 0), pending) for name in names)
 
 
-def _idle(facts: PoolFacts, books: Books, name: str) -> int:
+def _idle(facts: PoolFacts, books: Books, name: str, pending: int) -> int:
     """GPUs of the guarantee that are neither lent nor used, nor waited for."""
     queue = facts.queue(name, Side.OWN)
     used = queue.reserved if queue else 0
-    wanted = max(_pending(facts, name, Side.OWN), books.pledged(name))
+    wanted = max(pending, books.pledged(name))
     return books.guarantee(name).in_force - books.lent(name) - used - wanted
 
 
-def _row(facts: PoolFacts, books: Books, terms: PoolTerms, name: str, idle: int) -> QuotaRow:
+def _row(
+    facts: PoolFacts, books: Books, terms: PoolTerms, name: str, idle: int, pending: Counter[tuple[str, Side]]
+) -> QuotaRow:
     group = terms.group(name) or GroupTerms(group=name, guaranteed=0, borrow_limit=0, lending_limit=0)
     queue = facts.queue(name, Side.OWN)
     used = queue.reserved if queue else 0
     in_force = books.guarantee(name).in_force
     lent = books.lent_to_others(name)
-    pending = _pending(facts, name, Side.OWN)
     return QuotaRow(
         pool=terms.pool,
         group=name,
@@ -80,18 +84,15 @@ def _row(facts: PoolFacts, books: Books, terms: PoolTerms, name: str, idle: int)
         lendable=max(min(group.lending_limit - lent, idle), 0),
         lending_limit=group.lending_limit,
         pledged=books.pledged(name),
-        pending=pending,
-        pending_borrow=_pending(facts, name, Side.BORROW),
+        pending=pending[name, Side.OWN],
+        pending_borrow=pending[name, Side.BORROW],
     )
 
 
-def _pending(facts: PoolFacts, group: str, side: Side) -> int:
-    return sum(
-        workload.gpus
-        for workload in facts.workloads
-        if workload.group == group
-        and workload.kind is side
-        and workload.active
-        and not workload.reserved
-        and not workload.finished
-    )
+def _pending(facts: PoolFacts) -> Counter[tuple[str, Side]]:
+    """GPUs of work that waits, by group and queue."""
+    waiting: Counter[tuple[str, Side]] = Counter()
+    for workload in facts.workloads:
+        if workload.active and not workload.reserved and not workload.finished:
+            waiting[workload.group, workload.kind] += workload.gpus
+    return waiting

@@ -17,7 +17,7 @@ from gpubank.decide.fit import Room, pod_size, unplaced
 from gpubank.decide.repay import Repayment, Teller
 from gpubank.decide.use import novated
 from gpubank.decide.victims import Candidate, Most, choose_from, grace, held, needs_checkpoint, on_failure
-from gpubank.domain.base import Duration, GpuCount, Message
+from gpubank.domain.base import Duration, GpuCount, Message, clock
 from gpubank.domain.books import Books
 from gpubank.domain.contract import ReclaimClass, Side
 from gpubank.domain.demand import WHOLE, Demand, DemandKind, DemandState
@@ -361,8 +361,8 @@ class _Planner:
     def _leases(self) -> str:
         """Say who is kept by a lease, and until when; of many the first few."""
         said = [
-            f"{workload.key.job or workload.key.name} of {workload.group} ({workload.gpus} GPUs) is protected by"
-            f" CapacityLease {lease.name} until {lease.until:%Y-%m-%d %H:%M:%S} UTC"
+            f"{workload.key.title} of {workload.group} ({workload.gpus} GPUs) is protected by"
+            f" CapacityLease {lease.name} until {clock(lease.until)}"
             for workload, lease in self._choice.leased
         ]
         more = len(said) - MOST_SAID

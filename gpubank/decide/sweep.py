@@ -130,7 +130,7 @@ class _Sweeper:
                 continue
             first, workload = lines[0], self._desk.workload(uid)
             gpus = sum(line.gpus for line in lines)
-            name = first.workload.job or first.workload.name
+            name = first.workload.title
             message = f"{name} of {first.borrower} has {gpus} GPUs on loan and no Loan runs for it; it has been started"
             self._find(SweepKind.LOAN_MISSING, uid, message, mended=True)
             self._starts[uid] = LoanStart(workload=first.workload, borrower=first.borrower, gpus=gpus)
@@ -146,7 +146,7 @@ class _Sweeper:
                 continue
             if self._is_young(workload.waiting_since):
                 continue
-            name = workload.key.job or workload.key.name
+            name = workload.key.title
             if mark.loan == loan_id(self._desk.books.cluster, uid):
                 message = f"{name} of {workload.group} was stopped and no Loan runs for it; it has been started"
                 self._find(SweepKind.ORPHAN_PARKED, uid, message, mended=True)
@@ -230,7 +230,7 @@ class _Sweeper:
     def _unknown(self) -> None:
         """Work in a borrow queue has a loan if it runs, and can be stopped."""
         for workload in self._desk.of_side(Side.BORROW):
-            name = workload.key.job or workload.key.name
+            name = workload.key.title
             if not workload.suspendable:
                 message = f"{name} of {workload.group} is in a borrow queue and cannot be suspended: move it to 'own'"
                 self._find(SweepKind.UNKNOWN_WORK, workload.key.uid, message, workload=workload)

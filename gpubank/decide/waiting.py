@@ -5,7 +5,7 @@ from gpubank.decide.fit import Room, pod_size
 from gpubank.decide.lease import protected
 from gpubank.decide.lend import gathering, may_be_stopped, names_allowed_class, room_for
 from gpubank.decide.slack import Till, borrow_room
-from gpubank.domain.base import Message
+from gpubank.domain.base import Message, clock
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandKind, DemandState
 from gpubank.domain.facts import WorkloadFacts
@@ -63,7 +63,7 @@ def _own_note(desk: Desk, workload: WorkloadFacts) -> WaitingNote | None:
         message = f"not all of {demand.gpus} GPUs could be had ({demand.reason}); it is tried again within minutes"
         return _note(workload, "RecallIncomplete", message)
     message = (
-        f"{demand.gpus} GPUs are being recalled for it, due at {demand.due_at:%Y-%m-%d %H:%M:%S} UTC at the latest"
+        f"{demand.gpus} GPUs are being recalled for it, due at {clock(demand.due_at)} at the latest"
         f"{_kept_by_leases(desk, group)}"
     )
     return _note(workload, "Recalling", message)
@@ -79,7 +79,7 @@ def _kept_by_leases(desk: Desk, lender: str) -> str:
     if not kept:
         return ""
     last = max(kept.values())
-    return f"; of what it lent, CapacityLease {', '.join(sorted(kept))} keeps a part until {last:%Y-%m-%d %H:%M:%S} UTC"
+    return f"; of what it lent, CapacityLease {', '.join(sorted(kept))} keeps a part until {clock(last)}"
 
 
 def _borrow_note(

@@ -263,6 +263,11 @@ def format_instant(value: datetime) -> str:
     return value.isoformat().replace("+00:00", "Z")
 
 
+def clock(moment: datetime | None) -> str:
+    """Write a moment for people, or a dash."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else "–"
+
+
 Instant = Annotated[
     AwareDatetime,
     BeforeValidator(parse_instant),

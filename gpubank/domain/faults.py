@@ -11,8 +11,6 @@ setting `faults.folder` is set, which production leaves alone.
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gpubank.domain.recall import LoanPhase, ReclaimPhase
-
 
 class Position(StrEnum):
     """How far a step has come."""
@@ -104,22 +102,3 @@ SPOTS: Final = tuple(
     if position is not Position.BOOKED or point in BOOKED_POINTS
 )
 """Every spot, in the order of a recall."""
-
-PHASES: Final[dict[FaultPoint, tuple[LoanPhase | ReclaimPhase, ...]]] = {
-    FaultPoint.DEMAND: (LoanPhase.ACTIVE,),
-    FaultPoint.PLAN: (ReclaimPhase.PLANNING, LoanPhase.ACTIVE),
-    FaultPoint.RECALL_ORDER: (ReclaimPhase.RECALLING, LoanPhase.ACTIVE),
-    FaultPoint.RECALL: (ReclaimPhase.RECALLING, LoanPhase.ACTIVE),
-    FaultPoint.ASK: (ReclaimPhase.RECALLING, LoanPhase.CHECKPOINTING),
-    FaultPoint.VERIFY: (ReclaimPhase.RECALLING, LoanPhase.CHECKPOINTING),
-    FaultPoint.STOP_ORDER: (ReclaimPhase.STOPPING, LoanPhase.DURABLE),
-    FaultPoint.STOP: (ReclaimPhase.STOPPING, LoanPhase.DURABLE),
-    FaultPoint.GONE: (ReclaimPhase.STOPPING, LoanPhase.STOPPING),
-    FaultPoint.RAISE: (ReclaimPhase.STOPPING, ReclaimPhase.RETURNING, LoanPhase.STOPPING, LoanPhase.PARKED),
-    FaultPoint.PLACED: (ReclaimPhase.RETURNING, LoanPhase.PARKED),
-    FaultPoint.MET: (ReclaimPhase.SCHEDULED, LoanPhase.PARKED),
-    FaultPoint.OFFER: (LoanPhase.PARKED,),
-    FaultPoint.RESUME: (LoanPhase.PARKED,),
-    FaultPoint.GRANT: (LoanPhase.PARKED,),
-}
-"""Phases in which Reclaim and Loan are while a step is taken."""

@@ -11,7 +11,7 @@ What a node tells only wakes the incident; what stands against the GPU is looked
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import AwareDatetime
 
@@ -99,11 +99,8 @@ def node_queue(cluster: str, node: str) -> str:
 # ---- what nodes tell
 
 
-class HealthEdge(Message):
-    """One report about a GPU: a fault that is new, or has come again after a silence."""
-
-    id: str
-    """The same however often it is delivered."""
+class GpuMark(Message):
+    """One thing that is held against a GPU on its node."""
 
     cause: str
     """As in `xid 79`, `lost`, `remap-failed`, `thermal`, `recovery action GPU_RESET`."""
@@ -119,25 +116,25 @@ class HealthEdge(Message):
     count: int = 1
     """How often it had been reported on the node by then."""
 
+
+class Fault(GpuMark):
+    """What was reported of one cause, all reports folded into one."""
+
     boot_id: str = ""
-    """Boot of the node in which it was reported."""
+    """Boot of the node in which it was last reported."""
+
+
+class HealthEdge(Fault):
+    """One report about a GPU: a fault that is new, or has come again after a silence."""
+
+    id: str
+    """The same however often it is delivered."""
 
 
 class Edges(Message):
     """Reports that are delivered together."""
 
     edges: tuple[HealthEdge, ...]
-
-
-class GpuMark(Message):
-    """One thing that is held against a GPU on its node."""
-
-    cause: str
-    fault: str
-    action: str = ""
-    first_at: AwareDatetime
-    last_at: AwareDatetime
-    count: int = 1
 
 
 class GpuSight(Message):
@@ -226,19 +223,6 @@ class IncidentInput(Message):
     uuid: str
     state: "IncidentState | None" = None
     """What an earlier run hands over when it continues as new."""
-
-
-class Fault(Message):
-    """Everything reported of one cause, folded."""
-
-    cause: str
-    fault: str
-    action: str = ""
-    first_at: AwareDatetime
-    last_at: AwareDatetime
-    count: int = 1
-    boot_id: str = ""
-    """Boot of the node in which it was last reported."""
 
 
 class PhaseRecord(Message):
@@ -351,3 +335,25 @@ class IncidentState(Message):
 
     moves: int = 0
     """Moves so far."""
+
+
+# ---- what people may say
+
+Word = Literal["repaired", "retire", "approve"]
+"""What an `IncidentWord` is about."""
+
+
+def word_refusal(incident: str, state: IncidentState, word: Word) -> str:
+    """Say why a person's word on the incident counts for nothing now; empty if it counts."""
+    phase = state.phase
+    if state.retired is not None and phase not in ENDED:
+        rule = f"{state.retired.who} has it retired, and no other word counts"
+    elif word == "repaired" and phase not in REPAIRABLE:
+        rule = "only what is cordoned and not yet repaired can be said to be repaired"
+    elif word == "retire" and phase in ENDED:
+        rule = "it cannot be retired any more"
+    elif word == "approve" and state.asks is Asks.NOTHING:
+        rule = "nothing waits for approval"
+    else:
+        return ""
+    return f"incident {incident!r}: it is {phase}: {rule}"

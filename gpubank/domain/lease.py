@@ -120,10 +120,6 @@ class CapacityLease(Resource[CapacityLeaseSpec, CapacityLeaseStatus]):
             and condition.observed_generation == self.metadata.generation
         )
 
-    def protects(self, now: datetime) -> bool:
-        """Whether it is approved, in the form that it has now, and has not ended; the end itself is over."""
-        return self.approved and now < self.spec.until and not self.metadata.deleting
-
     @property
     def subject(self) -> str:
         """What it is for, in words."""

@@ -79,6 +79,11 @@ class WorkloadKey(Message):
         """Name it as its owner does: by the job, where that is known."""
         return self.job or self.name
 
+    @property
+    def short(self) -> str:
+        """`namespace/job` as people type it."""
+        return f"{self.namespace}/{self.job.rpartition('/')[2] or self.name}"
+
 
 class Line(Message):
     """One row of the book of loans."""

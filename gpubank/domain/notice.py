@@ -4,10 +4,10 @@ extend    while the notice of a recall runs, within the pool's maxGracePeriod, u
 return    while it runs and nobody wants it back
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
-from gpubank.domain.base import format_duration
+from gpubank.domain.base import clock, format_duration
 from gpubank.domain.recall import LoanPhase, LoanState
 
 NOTICE_RUNS: Final = frozenset({LoanPhase.RECALLED, LoanPhase.CHECKPOINTING})
@@ -24,8 +24,8 @@ def extension_refusal(loan: str, state: LoanState, by: timedelta) -> str:
     latest = min((o.latest_deadline for o in state.orders if o.latest_deadline is not None), default=None)
     if latest is None or deadline + by > latest:
         return (
-            f"loan {loan!r} has notice until {_clock(deadline)}, and the pool's maxGracePeriod allows it until"
-            f" {_clock(latest)}: {format_duration(by)} more is too much"
+            f"loan {loan!r} has notice until {clock(deadline)}, and the pool's maxGracePeriod allows it until"
+            f" {clock(latest)}: {format_duration(by)} more is too much"
         )
     return ""
 
@@ -36,7 +36,3 @@ def return_refusal(loan: str, state: LoanState, *, asked: bool = False) -> str:
         return ""
     what = "recalled already" if state.orders or asked else str(state.phase)
     return f"loan {loan!r} is {what}: only one that runs can be returned"
-
-
-def _clock(moment: datetime | None) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else "–"

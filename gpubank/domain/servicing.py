@@ -49,6 +49,16 @@ class CordonMark(Message):
     """When the incident began: a mark that an earlier one of the same GPU has left behind is not its own."""
 
 
+class Uncordoned(Message):
+    """What came of taking an incident's mark off a node."""
+
+    opened: bool = False
+    """Whether the node takes new pods again by this."""
+
+    note: str = ""
+    """Why it does not."""
+
+
 class NodeView(Message):
     """One node as whoever services it sees it."""
 
@@ -75,6 +85,19 @@ class NodeView(Message):
         if not self.ready or by_others or (self.unschedulable and not mine):
             return self.gpus
         return min(self.gpus, len({mark.uuid for mark in others}))
+
+    def without(self, mark: CordonMark) -> Uncordoned:
+        """Say whether the node is opened when this mark is taken off it, and why not."""
+        if not self.unschedulable:
+            return Uncordoned(note="" if mark.scope is CordonScope.GPU else "somebody has opened it already")
+        if mark.scope is not CordonScope.NODE:
+            return Uncordoned(note="the node is cordoned for another reason")
+        others = (m for m in self.marks if m.incident != mark.incident)
+        if still := sorted(m.incident for m in others if m.scope is CordonScope.NODE):
+            return Uncordoned(note=f"it stays cordoned for {', '.join(still)}")
+        if not self.ours:
+            return Uncordoned(note="it stays cordoned: somebody else cordoned it")
+        return Uncordoned(opened=True)
 
 
 class NodePod(Message):
@@ -108,13 +131,3 @@ class Evicted(NamedTuple):
 
     outcome: EvictionOutcome
     message: str = ""
-
-
-class Uncordoned(Message):
-    """What came of taking an incident's mark off a node."""
-
-    opened: bool = False
-    """Whether the node takes new pods again by this."""
-
-    note: str = ""
-    """Why it does not."""

@@ -53,8 +53,6 @@ class LeaseTerms(Message):
     until: AwareDatetime
     """When it ends; the end itself is over."""
 
-    approved_by: str = ""
-
 
 class PoolTerms(Message):
     """The terms of one pool."""

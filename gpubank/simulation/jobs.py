@@ -166,23 +166,15 @@ class JobController:
         for pod in pods:
             workload = self._owners.get(pod.uid)
             self._kubelet.lose(pod)
-            if workload is None or pod.terminating:
-                continue
-            if workload.suspendable:
-                self._timeline.after(self._timing.creation, lambda workload=workload: self._fill(workload))  # type: ignore[misc]
-            else:
-                self._replace(workload)
+            if workload is not None and not pod.terminating:
+                self._make_up(workload)
 
     def evict(self, pod: Pod) -> None:
         """End one pod with its grace, as the Eviction API does; its job makes another one."""
         workload = self._owners.get(pod.uid)
         self._kubelet.terminate(pod)
-        if workload is None:
-            return
-        if workload.suspendable:
-            self._timeline.after(self._timing.creation, lambda: self._fill(workload))
-        else:
-            self._replace(workload)
+        if workload is not None:
+            self._make_up(workload)
 
     # -- Workloads
 
@@ -291,6 +283,13 @@ class JobController:
         if workload.queue is not None:
             self.scheduler.leave(workload.queue, workload)
         self._pulse.beat()
+
+    def _make_up(self, workload: Workload) -> None:
+        """Have another pod made for one that is gone."""
+        if workload.suspendable:
+            self._timeline.after(self._timing.creation, lambda: self._fill(workload))
+        else:
+            self._replace(workload)
 
     def _replace(self, workload: Workload) -> None:
         """Let a Deployment have a new pod, hence a new Workload, for one that is gone."""

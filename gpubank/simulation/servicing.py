@@ -75,17 +75,10 @@ class SimulatedNodes:
         if mine is None:
             return Uncordoned(note="it bears no mark of this incident")
         self._pulse.beat()
-        still = sorted(m.incident for m in self._marks[name].values() if m.scope is CordonScope.NODE)
-        if not node.cordoned_by:
-            return Uncordoned(note="" if mine.scope is CordonScope.GPU else "somebody has opened it already")
-        if mine.scope is not CordonScope.NODE:
-            return Uncordoned(note="the node is cordoned for another reason")
-        if still:
-            return Uncordoned(note=f"it stays cordoned for {', '.join(still)}")
-        if node.cordoned_by != FIELD_MANAGER:
-            return Uncordoned(note="it stays cordoned: somebody else cordoned it")
-        self.open(name)
-        return Uncordoned(opened=True)
+        done = self._view(node).without(mine)
+        if done.opened:
+            self.open(name)
+        return done
 
     async def pods(self, name: str) -> Sequence[NodePod]:
         """Every pod on a node."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpubank.domain.attribution import FIELDS, is_object_name, is_uid, permitted
-from nodeagent.attribution.files import replace
 from nodeagent.attribution.mapping import DeviceMapping, Holder, MappingStatus
+from nodeagent.files import replace
 
 log = logging.getLogger(__name__)
 

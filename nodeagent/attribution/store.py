@@ -13,7 +13,7 @@ from pathlib import Path
 from gpubank.domain.attribution import NodeMetadata
 from gpubank.domain.errors import BankError
 from gpubank.metadata.seal import LARGEST, Opener
-from nodeagent.attribution.files import replace
+from nodeagent.files import replace
 
 log = logging.getLogger(__name__)
 

@@ -65,7 +65,3 @@ def give_back() -> None:
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-if __name__ == "__main__":
-    main()

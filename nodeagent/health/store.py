@@ -5,12 +5,12 @@ agent does not start.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from gpubank.domain.errors import PolicyError
+from nodeagent.files import replace
 from nodeagent.health.book import HealthBook
 from nodeagent.health.marks import Mark
 from nodeagent.health.policy import Policy
@@ -52,21 +52,7 @@ class HealthStore:
             "gpus": {uuid: [mark.to_json() for mark in marks.values()] for uuid, marks in sorted(book.marks.items())},
             "keys": book.keys,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
-            json.dump(body, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        if self.path.exists():
-            self.previous.unlink(missing_ok=True)
-            os.link(self.path, self.previous)
-        os.replace(new, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace(self.path, json.dumps(body, indent=1).encode(), previous=self.previous)
 
 
 def _book(text: str, policy: Policy) -> HealthBook | None:

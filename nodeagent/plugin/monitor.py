@@ -56,6 +56,8 @@ class Monitor:
         self._refreshing = asyncio.Lock()
         self._session = asyncio.Lock()
         self._open = False
+        self._turns = 0
+        """Beginnings and ends of changes of the session; odd while one is under way."""
         self._opened_at = 0.0
         self._known_to_driver: frozenset[str] = frozenset()
         self._listening: tuple[str, ...] = ()
@@ -97,9 +99,13 @@ class Monitor:
         if self._open and not self._outdated():
             return await self._ask(lambda: read_node(self._nvml, self.snapshot.driver))
         async with self._session:  # nobody asks about a GPU between two sessions
-            if self._open:
-                await self._close()
-            driver = await self._start()
+            self._turns += 1
+            try:
+                if self._open:
+                    await self._close()
+                driver = await self._start()
+            finally:
+                self._turns += 1
             return await self._ask(lambda: read_node(self._nvml, driver))
 
     def _outdated(self) -> bool:
@@ -141,20 +147,24 @@ class Monitor:
         """Look at how each GPU is; True if what is held against one changed."""
         changed = False
         for gpu in self.snapshot.gpus:
-            changed |= self.book.observe(gpu.uuid, await self._observed(gpu.uuid), self._clock())
+            if (seen := await self._observed(gpu.uuid)) is not None:
+                changed |= self.book.observe(gpu.uuid, seen, self._clock())
         if changed:
             await self.save()
         return changed
 
-    async def _observed(self, uuid: str) -> Observation:
+    async def _observed(self, uuid: str) -> Observation | None:
+        """Look at one GPU; None where the session changed under the question, for its error says nothing of the GPU."""
+        turns = self._turns
         try:
             return Observation(condition=await self._ask(lambda: self._nvml.condition(uuid)))
         except GpuLostError as error:
-            return Observation(symptom=Symptom.LOST, detail=str(error))
+            seen = Observation(symptom=Symptom.LOST, detail=str(error))
         except NvmlHungError as error:
-            return Observation(symptom=Symptom.HUNG, detail=str(error))
+            seen = Observation(symptom=Symptom.HUNG, detail=str(error))
         except NvmlError as error:
-            return Observation(symptom=Symptom.UNREADABLE, detail=str(error))
+            seen = Observation(symptom=Symptom.UNREADABLE, detail=str(error))
+        return seen if turns == self._turns and turns % 2 == 0 else None
 
     def now(self) -> float:
         """Seconds since the epoch, by the clock that marks are dated with."""
@@ -199,7 +209,7 @@ class Monitor:
             return
         _log.warning("GPU %s tells %s %d", event.uuid, event.kind.name, event.data)
         seen = await self._observed(event.uuid)
-        if self.book.event(event, self._clock(), seen.condition):
+        if self.book.event(event, self._clock(), seen.condition if seen else None):
             await self.save()
             await changed(False)
 

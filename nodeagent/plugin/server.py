@@ -175,7 +175,8 @@ class ResourceServer:
             revision = self._revision
             yield api_pb2.ListAndWatchResponse(devices=map(_device, self._source.listed(self.offer)))
             async with self._changed:
-                await self._changed.wait_for(lambda seen=revision: self._revision != seen)  # type: ignore[misc]
+                while self._revision == revision:
+                    await self._changed.wait()
 
 
 class _Servicer(api_pb2_grpc.DevicePluginServicer):
@@ -185,18 +186,16 @@ class _Servicer(api_pb2_grpc.DevicePluginServicer):
         self._server = server
         self._source = source
 
-    async def GetDevicePluginOptions(  # noqa: N802
-        self, request: api_pb2.Empty, context: "_Context"
-    ) -> api_pb2.DevicePluginOptions:
+    async def GetDevicePluginOptions(self, request: api_pb2.Empty, context: "_Context") -> api_pb2.DevicePluginOptions:
         return api_pb2.DevicePluginOptions(get_preferred_allocation_available=True)
 
-    async def ListAndWatch(  # noqa: N802
+    async def ListAndWatch(
         self, request: api_pb2.Empty, context: "_Context"
     ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
         async for devices in self._server.lists():
             yield devices
 
-    async def GetPreferredAllocation(  # noqa: N802
+    async def GetPreferredAllocation(
         self, request: api_pb2.PreferredAllocationRequest, context: "_Context"
     ) -> api_pb2.PreferredAllocationResponse:
         chosen = (
@@ -212,9 +211,7 @@ class _Servicer(api_pb2_grpc.DevicePluginServicer):
             container_responses=[api_pb2.ContainerPreferredAllocationResponse(deviceIDs=names) for names in chosen]
         )
 
-    async def Allocate(  # noqa: N802
-        self, request: api_pb2.AllocateRequest, context: "_Context"
-    ) -> api_pb2.AllocateResponse:
+    async def Allocate(self, request: api_pb2.AllocateRequest, context: "_Context") -> api_pb2.AllocateResponse:
         wanted = [list(each.devices_ids) for each in request.container_requests]
         try:
             answers = await self._source.allocate(self._server.offer, wanted)
@@ -224,7 +221,7 @@ class _Servicer(api_pb2_grpc.DevicePluginServicer):
             raise
         return api_pb2.AllocateResponse(container_responses=list(map(_container, answers)))
 
-    async def PreStartContainer(  # noqa: N802
+    async def PreStartContainer(
         self, request: api_pb2.PreStartContainerRequest, context: "_Context"
     ) -> api_pb2.PreStartContainerResponse:
         return api_pb2.PreStartContainerResponse()

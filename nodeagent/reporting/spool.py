@@ -9,7 +9,6 @@ delivered again under the same id.
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from gpubank.domain.incident import HealthEdge
+from nodeagent.files import replace
 from nodeagent.reporting.edges import Look, Memory, Told
 
 MEMORY_FILE: Final = "memory.json"
@@ -71,9 +71,9 @@ class Spool:
                     continue
                 name = f"{int(edge.first_at.timestamp() * 1000):015d}-{edge.id}.json"
                 body = {"uuid": uuid, "edge": edge.model_dump(mode="json", by_alias=True)}
-                _write(self._waiting / name, json.dumps(body))
+                replace(self._waiting / name, json.dumps(body).encode())
                 kept, room = kept + 1, room - 1
-        _write(self._folder / MEMORY_FILE, json.dumps({"version": _VERSION, "gpus": look.memory}))
+        replace(self._folder / MEMORY_FILE, json.dumps({"version": _VERSION, "gpus": look.memory}).encode())
         return kept
 
     def waiting(self) -> list[Waiting]:
@@ -98,18 +98,3 @@ class Spool:
             with suppress(OSError):
                 path.rename(path.with_name(path.name + _BAD))
             return None
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file as a whole, through to the disk."""
-    new = path.with_name(f".{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

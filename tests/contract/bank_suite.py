@@ -4,6 +4,7 @@ A module makes a class of `BankSuite` and gives it the fixture `bank`: one pool,
 """
 
 import asyncio
+from collections.abc import Callable
 
 from gpubank.domain.conditions import LOANS_OPEN
 from gpubank.domain.contract import Side
@@ -290,17 +291,17 @@ def _quota(facts: PoolFacts, group: str) -> int | None:
     return queue.nominal if queue is not None else None
 
 
-class touches:  # noqa: N801 - reads as a verb where it is used
-    """Whether a job is not as it was: stopped, evicted, or on other pods."""
+def touches(before: WorkloadFacts) -> Callable[[PoolFacts], bool]:
+    """Return whether a job is not as it was: stopped, evicted, or on other pods."""
+    job, pods = before.key.job.removeprefix("Job/"), {pod.uid for pod in before.pod_facts}
 
-    def __init__(self, before: WorkloadFacts) -> None:
-        self._job, self._pods = before.key.job.removeprefix("Job/"), {pod.uid for pod in before.pod_facts}
-
-    def __call__(self, facts: PoolFacts) -> bool:
-        now = job_of(facts, self._job)
+    def touched(facts: PoolFacts) -> bool:
+        now = job_of(facts, job)
         if now is None or not (now.active and now.reserved):
             return True
-        return {pod.uid for pod in now.pod_facts if not pod.terminating} != self._pods
+        return {pod.uid for pod in now.pod_facts if not pod.terminating} != pods
+
+    return touched
 
 
 __all__ = ["BankSuite", "touches"]

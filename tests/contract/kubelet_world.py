@@ -13,8 +13,6 @@ import grpc
 from nodeagent.pb.deviceplugin import api_pb2, api_pb2_grpc
 
 AUTHORITY: Final = (("grpc.default_authority", "localhost"),)
-SECONDS: Final = 30.0
-"""Until something must have come about, on the slowest machine."""
 
 
 class AdmissionError(Exception):
@@ -67,19 +65,6 @@ class KubeletWorld(Protocol):
     async def start(self) -> None:
         """Start it again."""
         ...
-
-
-async def until(check: Callable[[], Any], what: str) -> None:
-    """Wait for `check`, which may be a coroutine function."""
-    async with asyncio.timeout(SECONDS):
-        while True:
-            found = check()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return
-            await asyncio.sleep(0.05)
-    raise AssertionError(what)
 
 
 @dataclass
@@ -148,24 +133,21 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
 
     # ---- what the kubelet calls
 
-    async def GetDevicePluginOptions(self, request: Any, context: Any) -> api_pb2.DevicePluginOptions:  # noqa: N802
+    async def GetDevicePluginOptions(self, request: Any, context: Any) -> api_pb2.DevicePluginOptions:
         self.told.append(Told("options"))
         return api_pb2.DevicePluginOptions(get_preferred_allocation_available=True)
 
-    async def ListAndWatch(  # noqa: N802
-        self, request: Any, context: Any
-    ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
+    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
         self.streams += 1
         server = self._server
         while self._server is server:
             revision = self._revision
             yield api_pb2.ListAndWatchResponse(devices=[self._device(name) for name in self.devices])
             async with self._changed:
-                await self._changed.wait_for(lambda seen=revision: self._revision != seen)  # type: ignore[misc]
+                while self._revision == revision:
+                    await self._changed.wait()
 
-    async def GetPreferredAllocation(  # noqa: N802
-        self, request: Any, context: Any
-    ) -> api_pb2.PreferredAllocationResponse:
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> api_pb2.PreferredAllocationResponse:
         asked = request.container_requests[0]
         self.told.append(Told("preferred", tuple(sorted(asked.available_deviceIDs)), asked.allocation_size))
         if self.refuse_preference:
@@ -174,7 +156,7 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
         answer = api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen)
         return api_pb2.PreferredAllocationResponse(container_responses=[answer])
 
-    async def Allocate(self, request: Any, context: Any) -> api_pb2.AllocateResponse:  # noqa: N802
+    async def Allocate(self, request: Any, context: Any) -> api_pb2.AllocateResponse:
         ids = tuple(sorted(request.container_requests[0].devices_ids))
         self.told.append(Told("allocate", ids, len(request.container_requests)))
         if self.refuse_allocation:
@@ -185,9 +167,7 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
             container_responses=[api_pb2.ContainerAllocateResponse(envs=each) for each in answers]
         )
 
-    async def PreStartContainer(  # noqa: N802
-        self, request: Any, context: Any
-    ) -> api_pb2.PreStartContainerResponse:
+    async def PreStartContainer(self, request: Any, context: Any) -> api_pb2.PreStartContainerResponse:
         raise AssertionError("nobody asked to be called before a container starts")
 
     def _device(self, name: str) -> api_pb2.Device:

@@ -1,6 +1,5 @@
 """What incidents may rely on when they take nodes out of service, whatever cluster it is."""
 
-import asyncio
 import uuid
 from datetime import UTC, datetime
 from typing import Protocol
@@ -9,8 +8,9 @@ import pytest
 
 from activities.failures import settled
 from gpubank.domain.errors import PolicyError
-from gpubank.domain.servicing import CordonMark, CordonScope, EvictionOutcome, NodePod, Uncordoned
+from gpubank.domain.servicing import CordonMark, CordonScope, Evicted, EvictionOutcome, NodePod, Uncordoned
 from gpubank.ports import Nodes
+from tests.support.waiting import seen
 
 PATIENCE = 30.0
 
@@ -182,17 +182,17 @@ class NodesSuite:
 
     async def _evict(self, site: Site, pod: NodePod, wanted: EvictionOutcome) -> str:
         """Ask until the answer is the one that is wanted: a budget is counted a moment after it was written."""
-        end = asyncio.get_running_loop().time() + PATIENCE
-        while True:
+
+        async def answer() -> Evicted | None:
             found = await site.nodes.evict(pod)
-            if found.outcome is wanted:
-                return found.message
-            assert found.outcome is EvictionOutcome.BLOCKED, found
-            assert asyncio.get_running_loop().time() < end, found
-            await asyncio.sleep(0.05)
+            assert found.outcome in {wanted, EvictionOutcome.BLOCKED}, found
+            return found if found.outcome is wanted else None
+
+        found: Evicted = await seen(answer, f"the answer {wanted}", PATIENCE)
+        return found.message
 
     async def _gone(self, site: Site, pod: NodePod) -> None:
-        end = asyncio.get_running_loop().time() + PATIENCE
-        while await site.nodes.pods(pod.node):
-            assert asyncio.get_running_loop().time() < end, "the pod does not end"
-            await asyncio.sleep(0.05)
+        async def gone() -> bool:
+            return not await site.nodes.pods(pod.node)
+
+        await seen(gone, "the pod's end", PATIENCE)

@@ -178,7 +178,16 @@ async def test_pods_own_address_and_allowed_networks_are_called(
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "::1", "169.254.169.254", "::ffff:169.254.169.254", "0.0.0.0", "100.100.100.200", "fd00:ec2::254"],
+    [
+        "127.0.0.1",
+        "::1",
+        "169.254.169.254",
+        "::ffff:169.254.169.254",
+        "0.0.0.0",
+        "100.100.100.200",
+        "fd00:ec2::254",
+        "fd00:ec2::254%1",
+    ],
 )
 def test_a_wide_network_opens_neither_this_machine_nor_metadata(address: str) -> None:
     rules = AddressRules(networks=("0.0.0.0/0", "::/0"))

@@ -20,7 +20,7 @@ class FakeWorld:
         self.folder.mkdir()
         self.kubelet = FakeKubelet(self.folder)
         self._sockets = PodSockets(folder)
-        self._sockets.all_devices = self._all_devices
+        self._sockets.healthy_devices = self._healthy_devices
         self.pod_resources, self.pods_api = self._sockets.pod_resources, self._sockets.pods_api
         self._made = 0
 
@@ -72,10 +72,10 @@ class FakeWorld:
         nodes = self.kubelet.devices[resource][name].topology.nodes
         return nodes[0].ID if nodes else None
 
-    def _all_devices(self) -> Mapping[str, Sequence[tuple[str, int | None]]]:
+    def _healthy_devices(self) -> Mapping[str, Sequence[tuple[str, int | None]]]:
         return {
-            resource: [(name, self._numa(resource, name)) for name in devices]
-            for resource, devices in self.kubelet.devices.items()
+            resource: [(name, self._numa(resource, name)) for name in sorted(self.kubelet.healthy(resource))]
+            for resource in self.kubelet.devices
         }
 
 

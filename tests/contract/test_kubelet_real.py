@@ -14,7 +14,8 @@ from gpubank.lab.machine import KUBELET, TASKS
 from gpubank.lab.names import REAL_NODE
 from gpubank.lab.runtime import PAUSE_IMAGE
 from tests.contract.kubelet_suite import KubeletSuite
-from tests.contract.kubelet_world import AdmissionError, Admitted, until
+from tests.contract.kubelet_world import AdmissionError, Admitted
+from tests.support.waiting import seen
 
 _PODS: Final = "/api/v1/namespaces/default/pods"
 
@@ -49,7 +50,7 @@ class RealKubelet:
         made = await asyncio.to_thread(self._api.request, "POST", _PODS, json=podspec.pod(f"contract-{name}", spec))
         pod = Admitted("default", made["metadata"]["name"], made["metadata"]["uid"])
         self._made[pod.uid] = pod
-        await until(lambda: self._decided(pod), f"pod {name}")
+        await seen(lambda: self._decided(pod), f"pod {name}")
         status = (await self._pod(pod))["status"]
         if status["phase"] == "Failed":
             await self.remove(pod)
@@ -69,7 +70,7 @@ class RealKubelet:
 
     async def remove(self, pod: Admitted) -> None:
         await asyncio.to_thread(self._api.request, "DELETE", f"{_PODS}/{pod.name}")
-        await until(lambda: self._gone(pod), f"the end of {pod.name}")
+        await seen(lambda: self._gone(pod), f"the end of {pod.name}")
         del self._made[pod.uid]
 
     async def stop(self) -> None:

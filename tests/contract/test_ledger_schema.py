@@ -7,7 +7,7 @@ import pytest
 
 from gpubank.adapters.ledger import SqlLedger, make_engine, migrate
 from gpubank.domain.errors import BackendError, PolicyError
-from tests.plugins.ledger import by_hand
+from tests.plugins.ledger import by_hand, founding
 
 
 async def test_processes_that_start_at_once_migrate_once(ledger_url: str) -> None:
@@ -47,6 +47,22 @@ async def test_a_database_of_another_schema_is_refused_with_what_to_do(ledger_ur
     by_hand(ledger_url, "UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(BackendError, match="newer than this program's"):
         await SqlLedger.open(ledger_url)
+
+
+@pytest.mark.parametrize("gone", ["DELETE FROM alembic_version", "UPDATE alembic_version SET version_num = '0000'"])
+async def test_a_program_that_runs_and_one_that_starts_say_the_same_of_a_schema_that_is_gone(
+    ledger_url: str, gone: str
+) -> None:
+    async with await SqlLedger.open(ledger_url) as running:
+        by_hand(ledger_url, gone)
+        said = []
+        for attempt in (running.commit(founding(a=24)), SqlLedger.open(ledger_url, upgrade=False)):
+            with pytest.raises(
+                BackendError, match=r"ledger schema is (absent|0000), .* run `gpubank ledger migrate`"
+            ) as e:
+                await attempt
+            said.append(str(e.value))
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "nonsense"])

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from gpubank.adapters.ledger import SqlLedger, make_engine, migrate, schema
 from gpubank.cli.checks.ledger import check_ledger
@@ -138,9 +139,8 @@ async def test_an_old_program_writes_on_while_two_new_ones_add_what_it_need_not_
 async def test_an_old_program_starts_on_a_newer_schema_that_is_for_it_too(
     ledger_url: str, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as newer:
-        newer.setattr(schema, "SCRIPTS", program(FOR_OLD))
-        assert await migrate(ledger_url) == FOR_OLD
+    program(FOR_OLD)
+    assert await migrate(ledger_url) == FOR_OLD
     monkeypatch.undo()
     assert schema.head() == OLD
     assert await migrate(ledger_url) == FOR_OLD
@@ -180,7 +180,7 @@ async def test_a_migration_that_fails_changes_nothing_and_the_old_program_writes
             await migrate(ledger_url)
         assert await _asked(ledger_url, "SELECT version_num FROM alembic_version") == OLD
         for there in ("SELECT hint FROM lines", "SELECT id FROM hints"):
-            with pytest.raises(Exception, match=r"hint"):
+            with pytest.raises(DBAPIError, match=r"no such (column|table)|does not exist"):
                 await _asked(ledger_url, there)
         await writer.writes()
 

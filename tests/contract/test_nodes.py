@@ -18,6 +18,7 @@ from gpubank.simulation.cluster import SimulatedCluster
 from gpubank.simulation.servicing import Budget
 from gpubank.simulation.workloads import Pod
 from tests.contract.nodes_suite import PATIENCE, NodesSuite, Site, cordon, mark, uncordon
+from tests.support.waiting import seen
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -102,16 +103,21 @@ class RealSite:
             },
         }
         await self.connection.create(DAEMON_SET, _body(DAEMON_SET, name, spec, self.namespace))
-        end = asyncio.get_running_loop().time() + PATIENCE
-        while not any(pod.name.startswith(f"{name}-") for pod in await self.nodes.pods(node)):
-            assert asyncio.get_running_loop().time() < end, f"DaemonSet {name} has no pod on {node}"
-            await asyncio.sleep(0.05)
+
+        async def runs() -> bool:
+            return any(pod.name.startswith(f"{name}-") for pod in await self.nodes.pods(node))
+
+        await seen(runs, f"a pod of DaemonSet {name} on {node}", PATIENCE)
 
     async def _there(self, kind: Kind, name: str, holds: Callable[[dict[str, Any]], bool]) -> None:
-        end = asyncio.get_running_loop().time() + PATIENCE
-        while not ((body := await self.connection.get(kind, name, self.namespace)) and holds(body)):
-            assert asyncio.get_running_loop().time() < end, f"{kind} {name} is not as it should be: {body}"
-            await asyncio.sleep(0.05)
+        body: dict[str, Any] | None = None
+
+        async def there() -> bool:
+            nonlocal body
+            body = await self.connection.get(kind, name, self.namespace)
+            return bool(body and holds(body))
+
+        await seen(there, f"{kind} {name} as it should be", PATIENCE, say=lambda: body)
 
     async def budget(self, names: str, min_available: int) -> None:
         spec = {"minAvailable": min_available, "selector": {"matchLabels": {"app": names}}}

@@ -122,9 +122,11 @@ class ManyBanks:
         )
         self._cluster = cluster
         await self.start_workers()
-        async with self._stack:
-            yield self
-        await self.stop_workers()
+        try:
+            async with self._stack:
+                yield self
+        finally:
+            await self.stop_workers()
 
     async def start_workers(self) -> None:
         self._workers = make_workers(self.client.temporal, self._cluster, self._ports, self.client)

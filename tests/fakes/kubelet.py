@@ -322,7 +322,7 @@ class _Registration(api_pb2_grpc.RegistrationServicer):
     def __init__(self, kubelet: FakeKubelet) -> None:
         self._kubelet = kubelet
 
-    async def Register(self, request: api_pb2.RegisterRequest, context: Any) -> api_pb2.Empty:  # noqa: N802
+    async def Register(self, request: api_pb2.RegisterRequest, context: Any) -> api_pb2.Empty:
         if reason := await self._kubelet.register(request):
             await context.abort(grpc.StatusCode.UNKNOWN, reason)
         return api_pb2.Empty()

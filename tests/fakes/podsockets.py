@@ -43,8 +43,8 @@ class PodSockets:
         self.pods: list[FakePod] = []
         self.running: list[FakePod] | None = None
         """What the Pods API says; None says the same as PodResources."""
-        self.all_devices: Callable[[], Mapping[str, Sequence[tuple[str, int | None]]]] = dict
-        """Every device of the node and its NUMA node, by resource."""
+        self.healthy_devices: Callable[[], Mapping[str, Sequence[tuple[str, int | None]]]] = dict
+        """Every healthy device of the node and its NUMA node, by resource: a kubelet names no others as allocatable."""
         self.refuse: grpc.StatusCode | None = None
         self.hang = threading.Event()
         self.released = threading.Event()
@@ -77,12 +77,12 @@ class _Resources(resources_grpc.PodResourcesListerServicer):
     def __init__(self, sockets: PodSockets) -> None:
         self._sockets = sockets
 
-    def List(self, request: Any, context: Any) -> resources.ListPodResourcesResponse:  # noqa: N802
+    def List(self, request: Any, context: Any) -> resources.ListPodResourcesResponse:
         self._sockets.lists += 1
         self._sockets.before_answer(context)
         return resources.ListPodResourcesResponse(pod_resources=[_resources(pod) for pod in self._sockets.pods])
 
-    def Get(self, request: Any, context: Any) -> resources.GetPodResourcesResponse:  # noqa: N802
+    def Get(self, request: Any, context: Any) -> resources.GetPodResourcesResponse:
         self._sockets.before_answer(context)
         for pod in self._sockets.pods:
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
@@ -91,11 +91,10 @@ class _Resources(resources_grpc.PodResourcesListerServicer):
         context.abort(grpc.StatusCode.UNKNOWN, what)
         raise AssertionError("abort raises")
 
-    def GetAllocatableResources(  # noqa: N802
-        self, request: Any, context: Any
-    ) -> resources.AllocatableResourcesResponse:
+    def GetAllocatableResources(self, request: Any, context: Any) -> resources.AllocatableResourcesResponse:
         self._sockets.before_answer(context)
-        devices = [_device(name, each, numa) for name, ids in self._sockets.all_devices().items() for each, numa in ids]
+        healthy = self._sockets.healthy_devices()
+        devices = [_device(name, each, numa) for name, ids in healthy.items() for each, numa in ids]
         return resources.AllocatableResourcesResponse(devices=devices)
 
 
@@ -103,11 +102,11 @@ class _Pods(pods_grpc.PodsServicer):
     def __init__(self, sockets: PodSockets) -> None:
         self._sockets = sockets
 
-    def ListPods(self, request: Any, context: Any) -> pods.ListPodsResponse:  # noqa: N802
+    def ListPods(self, request: Any, context: Any) -> pods.ListPodsResponse:
         self._sockets.before_answer(context)
         return pods.ListPodsResponse(pods=[_marshalled(pod) for pod in self._sockets.known()])
 
-    def GetPod(self, request: Any, context: Any) -> pods.GetPodResponse:  # noqa: N802
+    def GetPod(self, request: Any, context: Any) -> pods.GetPodResponse:
         self._sockets.before_answer(context)
         for pod in self._sockets.known():
             if pod.uid == request.podUID:
@@ -115,7 +114,7 @@ class _Pods(pods_grpc.PodsServicer):
         context.abort(grpc.StatusCode.NOT_FOUND, f"pod with UID {request.podUID} not found")
         raise AssertionError("abort raises")
 
-    def WatchPods(self, request: Any, context: Any) -> Iterator[pods.WatchPodsEvent]:  # noqa: N802
+    def WatchPods(self, request: Any, context: Any) -> Iterator[pods.WatchPodsEvent]:
         self._sockets.before_answer(context)
         known = {pod.uid: pod for pod in self._sockets.known()}
         for pod in known.values():

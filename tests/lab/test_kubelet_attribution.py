@@ -13,7 +13,8 @@ from gpubank.metadata.seal import Sealer
 from nodeagent.attribution.kubelet import PodResources, PodsApi
 from nodeagent.attribution.places import POD_RESOURCES_SOCKET, PODS_SOCKET
 from nodeagent.pb.pods import api_pb2, api_pb2_grpc
-from tests.support.realnode import PREFIX, RealNode, until
+from tests.support.realnode import PREFIX, RealNode
+from tests.support.waiting import until
 
 H100 = "h100-80gb"
 GPU = "GPU-00000000-0000-4000-8000-000000000000"
@@ -38,6 +39,19 @@ def owner(node: RealNode) -> tuple[str, str]:
     return (rows[0].get("pod_uid", ""), rows[0].get("cost_center", "")) if rows else ("", "")
 
 
+def owned(node: RealNode, name: str, *, tombstone: float = 3) -> str:
+    """Run a pod on the one GPU of the node, and return its UID when scrapes show the GPU as its own."""
+    node.facts.gpu(GPU)
+    node.start_plugin()
+    node.sees({H100: 1})
+    uid = node.run(name, podspec.idle_pod(resources=BUSY))
+    node.await_phase(name, "Running")
+    timing = {"collect": 0.2, "inventory": 0.5, "tombstone": tombstone}
+    node.start_exporter(metadata=told(node, uid, name), timing=timing)
+    until(lambda: owner(node) == (uid, "CC-4711"), f"{name}'s attribution", say=lambda: owner(node))
+    return uid
+
+
 def test_the_kubelets_own_apis_name_the_pod_by_its_uid(node: RealNode) -> None:
     node.facts.gpu(GPU)
     node.start_plugin()
@@ -59,13 +73,7 @@ def test_the_kubelets_own_apis_name_the_pod_by_its_uid(node: RealNode) -> None:
 
 
 def test_a_pod_of_the_same_name_is_never_shown_as_its_predecessor(node: RealNode) -> None:
-    node.facts.gpu(GPU)
-    node.start_plugin()
-    node.sees({H100: 1})
-    first = node.run("same", podspec.idle_pod(resources=BUSY))
-    node.await_phase("same", "Running")
-    node.start_exporter(metadata=told(node, first, "same"), timing={"collect": 0.2, "inventory": 0.5, "tombstone": 60})
-    until(lambda: owner(node) == (first, "CC-4711"), "the first pod's attribution", say=lambda: str(owner(node)))
+    first = owned(node, "same", tombstone=60)
     node.delete("same")
     assert owner(node) == (first, "CC-4711"), "a tombstone, for nobody else holds the GPU"
     second = node.run("same", podspec.idle_pod(resources=BUSY))
@@ -82,13 +90,7 @@ def test_a_pod_of_the_same_name_is_never_shown_as_its_predecessor(node: RealNode
 
 
 def test_a_dead_pods_gpu_stays_its_own_until_the_tombstone_ends(node: RealNode) -> None:
-    node.facts.gpu(GPU)
-    node.start_plugin()
-    node.sees({H100: 1})
-    uid = node.run("mortal", podspec.idle_pod(resources=BUSY))
-    node.await_phase("mortal", "Running")
-    node.start_exporter(metadata=told(node, uid, "mortal"))
-    until(lambda: owner(node) == (uid, "CC-4711"), "attribution", say=lambda: str(owner(node)))
+    uid = owned(node, "mortal")
     node.delete("mortal")
     until(lambda: node.rows()["gpubank_attribution_tombstones"][0][1] == 1, "a tombstone")
     assert owner(node) == (uid, "CC-4711")
@@ -97,13 +99,7 @@ def test_a_dead_pods_gpu_stays_its_own_until_the_tombstone_ends(node: RealNode) 
 
 
 def test_without_the_api_server_scrapes_answer_with_the_same_owner_and_no_error(node: RealNode) -> None:
-    node.facts.gpu(GPU)
-    node.start_plugin()
-    node.sees({H100: 1})
-    uid = node.run("owned", podspec.idle_pod(resources=BUSY))
-    node.await_phase("owned", "Running")
-    node.start_exporter(metadata=told(node, uid, "owned"))
-    until(lambda: owner(node) == (uid, "CC-4711"), "attribution", say=lambda: str(owner(node)))
+    uid = owned(node, "owned")
     before = failures(node)
     node.lab.kill("kube-apiserver")
     try:

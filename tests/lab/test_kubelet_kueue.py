@@ -9,7 +9,8 @@ from gpubank.lab import podspec
 from gpubank.lab.access import Manifest, namespace
 from gpubank.lab.names import POOL_LABEL, REAL_NODE, REAL_POOL
 from tests.lab.objects import KUEUE
-from tests.support.realnode import PREFIX, SHOW, RealNode, until, visible
+from tests.support.realnode import PREFIX, SHOW, RealNode, visible
+from tests.support.waiting import until
 
 H100 = "h100-80gb"
 

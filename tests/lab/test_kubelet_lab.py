@@ -9,7 +9,8 @@ import pytest
 from gpubank.lab import Lab, StateError, machine, oci, podspec
 from gpubank.lab.names import COMMAND, NODE_ADDRESS, REAL_NODE
 from gpubank.lab.runtime import PAUSE_IMAGE, pause_archive
-from tests.support.realnode import RealNode, until
+from tests.support.realnode import RealNode
+from tests.support.waiting import until
 
 
 def test_a_pod_is_a_container_with_an_address_of_its_own(node: RealNode) -> None:

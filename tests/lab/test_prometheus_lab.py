@@ -24,10 +24,10 @@ from gpubank.lab.components import prometheus as component
 from gpubank.lab.components.prometheus import INTERVAL, NAME
 from gpubank.lab.state import write_whole
 from gpubank.settings import CONFIG_VARIABLE
-from gpubank.simulation.processes import launch, stop
+from gpubank.simulation.processes import free_port, launch, stop
 from tests.fakes import dcgm
 from tests.support import restricted
-from tests.support.prometheus import Prometheus, Promtool, alerts, free_port, metric_names, rule_files
+from tests.support.prometheus import Prometheus, Promtool, alerts, metric_names, rule_files
 from tests.support.running import RunningBank
 
 SERVERS: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue", "etcd", "kwok", NAME)

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from benchmarks import exporter as bench
 from gpubank.metadata.seal import Sealer
+from gpubank.simulation.processes import free_port
 from tests.fakes import dcgm
 from tests.fakes.podsockets import FakePod, PodSockets
 from tests.native.facts import NvmlFacts
@@ -29,7 +30,6 @@ from tests.support.prometheus import (
     Prometheus,
     Promtool,
     Vector,
-    free_port,
     query_with,
     running,
     scrape_job,

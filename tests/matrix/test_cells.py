@@ -1,12 +1,33 @@
 """The matrix itself: that nothing is left out of it, and that the small choice covers what it says."""
 
+from typing import Final
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubank.domain.faults import BOOKED_POINTS, PHASES, SPOTS, FaultPoint, Position, Spot
+from gpubank.domain.faults import BOOKED_POINTS, SPOTS, FaultPoint, Position, Spot
 from gpubank.domain.recall import LoanPhase, ReclaimPhase
 from tests.matrix.cells import CELLS, KILLS, Cell, Process, choice, rounds
+
+PHASES: Final[dict[FaultPoint, tuple[LoanPhase | ReclaimPhase, ...]]] = {
+    FaultPoint.DEMAND: (LoanPhase.ACTIVE,),
+    FaultPoint.PLAN: (ReclaimPhase.PLANNING, LoanPhase.ACTIVE),
+    FaultPoint.RECALL_ORDER: (ReclaimPhase.RECALLING, LoanPhase.ACTIVE),
+    FaultPoint.RECALL: (ReclaimPhase.RECALLING, LoanPhase.ACTIVE),
+    FaultPoint.ASK: (ReclaimPhase.RECALLING, LoanPhase.CHECKPOINTING),
+    FaultPoint.VERIFY: (ReclaimPhase.RECALLING, LoanPhase.CHECKPOINTING),
+    FaultPoint.STOP_ORDER: (ReclaimPhase.STOPPING, LoanPhase.DURABLE),
+    FaultPoint.STOP: (ReclaimPhase.STOPPING, LoanPhase.DURABLE),
+    FaultPoint.GONE: (ReclaimPhase.STOPPING, LoanPhase.STOPPING),
+    FaultPoint.RAISE: (ReclaimPhase.STOPPING, ReclaimPhase.RETURNING, LoanPhase.STOPPING, LoanPhase.PARKED),
+    FaultPoint.PLACED: (ReclaimPhase.RETURNING, LoanPhase.PARKED),
+    FaultPoint.MET: (ReclaimPhase.SCHEDULED, LoanPhase.PARKED),
+    FaultPoint.OFFER: (LoanPhase.PARKED,),
+    FaultPoint.RESUME: (LoanPhase.PARKED,),
+    FaultPoint.GRANT: (LoanPhase.PARKED,),
+}
+"""Phases in which Reclaim and Loan are while a step is taken."""
 
 
 def test_everybody_is_killed_alone_and_with_everybody_else() -> None:

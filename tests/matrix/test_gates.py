@@ -20,6 +20,7 @@ from gpubank.domain.recall import LoanInput, ReleaseOrder, StopOrder
 from gpubank.domain.steps import CheckpointStep, DemandStep, LoanOrder, LoanOrders, LoanStep
 from gpubank.faultgate import FaultGate
 from gpubank.settings import Settings
+from tests.support.waiting import seen
 from workers.faults import POINTS, FaultInterceptor, GatedPools, place_of
 from workers.wiring import Ports, cluster_activities
 
@@ -30,8 +31,7 @@ async def test_a_shut_gate_holds_until_it_is_opened_and_says_who_waits(tmp_path:
     gate = FaultGate(tmp_path)
     gate.shut("h100", STOP)
     waits = asyncio.create_task(gate.at("h100", STOP))
-    while not gate.waited("h100", STOP):  # noqa: ASYNC110 - a gate is a file
-        await asyncio.sleep(0.01)
+    await seen(lambda: gate.waited("h100", STOP), "somebody at the gate")
     assert gate.waited("h100", STOP) == [os.getpid()]
     assert not waits.done()
     gate.open("h100", STOP)

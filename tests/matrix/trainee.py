@@ -9,12 +9,18 @@ itself on how often it was stopped, and on what it had saved by then.
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gpubank.hook import Hook
 
 STOPPED = 143
 DIARY = "diary.jsonl"
+
+
+def written(step: int) -> Callable[[Path], object]:
+    """Return what writes a checkpoint of this step into its folder."""
+    return lambda folder: (folder / "step").write_text(str(step))
 
 
 def main(storage: Path) -> int:
@@ -33,7 +39,7 @@ def main(storage: Path) -> int:
             step += 1
             request = hook.requested(step)
             if request is not None:
-                hook.save(step, lambda folder: (folder / "step").write_text(str(step)), request)  # noqa: B023
+                hook.save(step, written(step), request)
                 write("saved", step)
             time.sleep(0.05)
     write("stopped", step)

@@ -21,14 +21,6 @@ FIXTURE = "kubelet_lab"
 _NOT_BUILT = pytest.StashKey[str]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that takes the lab, so that `-m "not lab"` leaves none behind."""
-    for item in items:
-        if FIXTURE in getattr(item, "fixturenames", ()):
-            item.add_marker("lab")
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile kubelet and containerd before the first test: no test's time-out should count it."""
     wanted = any(FIXTURE in getattr(item, "fixturenames", ()) for item in session.items)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from gpubank.lab import Lab, Progress
     from gpubank.lab.postgres import Postgres
 
-_MARKS = {"lab": "lab", "postgres_server": "postgres"}
 _BUILT_APART = {"promtool", "prometheus_binary"}
 """Fixtures of servers that a test can have without the lab's others; see the plugin `prometheus`."""
+_MARKS = {"postgres_server": "postgres", **dict.fromkeys(("lab", "kubelet_lab", *_BUILT_APART), "lab")}
+"""Mark by fixture, of this plugin and of `kubelet` and `prometheus`."""
 _NO_LAB = pytest.StashKey[str]()
 
 

@@ -4,31 +4,24 @@ A test that takes one is marked `lab` by itself. Where they cannot be compiled t
 where the lab must run: there they fail.
 """
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.plugins.lab import missing
+
 if TYPE_CHECKING:
     from tests.support.prometheus import Promtool
 
 _PROGRAMS = {"promtool": "promtool", "prometheus_binary": "prometheus"}
-_MISSING = pytest.StashKey[dict[str, str]]()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that takes one of the programs."""
-    for item in items:
-        if set(_PROGRAMS) & set(getattr(item, "fixturenames", ())):
-            item.add_marker("lab")
+_NOT_BUILT = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile what is wanted before the first test: it may take minutes, which no test's time-out should count."""
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ()) if name in _PROGRAMS}
-    missing = session.config.stash.setdefault(_MISSING, {})
+    not_built = session.config.stash.setdefault(_NOT_BUILT, {})
     if session.config.option.collectonly or not wanted:
         return
     from gpubank.lab import BuildError
@@ -40,7 +33,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         try:
             build(program)
         except BuildError as error:
-            missing[fixture] = str(error)
+            not_built[fixture] = str(error)
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +54,6 @@ def _binary(config: pytest.Config, fixture: str) -> Path:
     from gpubank.lab.build import build
     from gpubank.lab.components.prometheus import PROGRAM, PROMTOOL
 
-    if reason := config.stash[_MISSING].get(fixture):
-        text = f"{_PROGRAMS[fixture]} cannot be built: {reason}"
-        if os.environ.get("CI") == "true" or os.environ.get("GPUBANK_LAB_REQUIRED") == "1":
-            pytest.fail(text)
-        pytest.skip(text)
+    if reason := config.stash[_NOT_BUILT].get(fixture):
+        missing(f"{_PROGRAMS[fixture]} cannot be built: {reason}")
     return build(PROMTOOL if fixture == "promtool" else PROGRAM).binary

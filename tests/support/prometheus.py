@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,8 @@ from typing import Any, Final
 
 import httpx2
 import yaml
+
+from gpubank.simulation.processes import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 MONITORING: Final = ROOT / "manifests" / "components" / "monitoring"
@@ -103,13 +104,6 @@ def wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path, seconds: f
         except httpx2.HTTPError:
             pass
         time.sleep(0.05)
-
-
-def free_port() -> int:
-    """Return a port of loopback that is free now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 # ---- promtool

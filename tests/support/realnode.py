@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from gpubank.simulation.processes import free_port
 from nodeagent.plugin.client import ask
 from nodeagent.plugin.control import CONTROL_SOCKET
 from tests.native.facts import ENVIRONMENT, NvmlFacts
+from tests.support.waiting import until
 
 PREFIX: Final = "accelerator.aik8s.run/"
 ROOT: Final = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ class RealNode:
             "timing": {"collect": 0.2, "inventory": 0.5, "tombstone": 3},
             **settings,
         }
-        self._start("exporter", "nodeagent.exporter.main", "exporter.yaml", given)
+        self._start("exporter", "nodeagent.exporter", "exporter.yaml", given)
         until(self._collected, "the exporter's first page")
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
@@ -127,12 +127,12 @@ class RealNode:
         A kubelet counts the capacity of what it has lost for five minutes, so classes that are not named do not matter.
         """
         until(lambda: self.allocatable() == wanted, f"{wanted} to be allocatable", say=self._state)
-        for name, count in (capacity or {}).items():
-            until(
-                lambda name=name, count=count: self.allocatable("capacity").get(name, 0) == count,  # type: ignore[misc]
-                f"a capacity of {count} {name}",
-                say=self._state,
-            )
+        if capacity:
+            until(lambda: self._has(capacity), f"a capacity of {dict(capacity)}", say=self._state)
+
+    def _has(self, capacity: Mapping[str, int]) -> bool:
+        there = self.allocatable("capacity")
+        return all(there.get(name, 0) == count for name, count in capacity.items())
 
     def _state(self) -> str:
         logs = "\n".join(self.log(name)[-1500:] for name in self._running)
@@ -204,14 +204,6 @@ class RealNode:
         until(lambda: not any(self.pod(name, space) for space, name in self._pods), "the end of the test's pods")
         for name in list(self._running):
             self.stop(name, signal.SIGKILL)
-
-
-def until(check: Callable[[], bool], what: str, seconds: float = 30, *, say: Callable[[], str] = str) -> None:
-    """Wait for `check`; fail after `seconds`, saying `what` was waited for and what there is instead."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}\n{say()}"
-        time.sleep(0.05)
 
 
 def visible(output: str) -> Sequence[str]:

@@ -5,7 +5,6 @@ TokenRequest ─▶ kubeconfig ─▶ settings file ─▶ process          audi
 """
 
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from gpubank.lab import Lab
 from gpubank.lab.access import documents, namespace
 from gpubank.lab.bank import SYSTEM_NAMESPACE, BankProcess, LabBank
+from gpubank.simulation.processes import free_port
 from tests.fakes.certificates import Certificates
 
 BASE: Final = Path(__file__).parents[2] / "manifests" / "base"
@@ -30,17 +30,19 @@ _TOKEN_SECONDS: Final = 24 * 3600
 
 
 class Right(NamedTuple):
-    """One verb on one resource; `namespace` is empty where a ClusterRole grants it."""
+    """One verb on one resource; `namespace` is empty where a ClusterRole grants it, `name` where it is for all."""
 
     process: str
     group: str
     resource: str
     verb: str
     namespace: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
         place = f" in {self.namespace}" if self.namespace else ""
-        return f"{self.process}: {self.verb} {self.resource}{'.' if self.group else ''}{self.group}{place}"
+        name = f" {self.name}" if self.name else ""
+        return f"{self.process}: {self.verb} {self.resource}{'.' if self.group else ''}{self.group}{name}{place}"
 
 
 class Call(NamedTuple):
@@ -95,7 +97,7 @@ def kubeconfig(lab: Lab, process: str, folder: Path) -> Path:
 def _settings(lab: Lab, bank: LabBank, process: str, config: Path) -> Path:
     settings = yaml.safe_load(bank.settings.read_text())
     settings["cluster"]["kubeconfig"] = str(config)
-    settings["observability"] = {"port": _free_port()}
+    settings["observability"] = {"port": free_port()}
     if process == "controller":
         settings["metadata"] = _metadata(config.with_name("metadata"))
     settings["kueue"] = {
@@ -125,12 +127,6 @@ def _metadata(folder: Path) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def port(bank: LabBank, process: str) -> int:
     """Return the port at which a restricted process answers to probes."""
     settings = yaml.safe_load((bank.folder / process / "gpubank.yaml").read_text())
@@ -143,13 +139,14 @@ def port(bank: LabBank, process: str) -> int:
 def granted(process: str) -> set[Right]:
     """Return every right that the manifests grant a process."""
     return {
-        Right(process, group, resource, verb, body["metadata"].get("namespace", ""))
+        Right(process, group, resource, verb, body["metadata"].get("namespace", ""), name)
         for body in manifests(process)
         if body["kind"] in ("Role", "ClusterRole")
         for rule in body["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
     }
 
 
@@ -178,10 +175,10 @@ def _call(process: str, event: Mapping[str, Any]) -> Call:
     )
 
 
-def used(right: Right, made: set[Call]) -> bool:
-    """Whether one of the calls needed this very right."""
-    return any(
+def covers(right: Right, call: Call) -> bool:
+    """Whether a call may be made by this very right."""
+    return (
         (call.process, call.group, call.resource, call.verb) == (right.process, right.group, right.resource, right.verb)
         and (not right.namespace or call.namespace == right.namespace)
-        for call in made
+        and (not right.name or call.name == right.name)
     )

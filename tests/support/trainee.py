@@ -8,11 +8,17 @@ It ends with 0 as soon as the file STORAGE/done is there.
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gpubank.hook import Hook
 
 STOPPED = 143
+
+
+def written(step: int) -> Callable[[Path], object]:
+    """Return what writes a checkpoint of this step into its folder."""
+    return lambda folder: (folder / "step").write_text(str(step))
 
 
 def main(storage: Path, gate: Path) -> int:
@@ -25,7 +31,7 @@ def main(storage: Path, gate: Path) -> int:
             step += 1
             request = hook.requested(step)
             if request is not None and gate.exists():
-                hook.save(step, lambda folder: (folder / "step").write_text(str(step)), request)  # noqa: B023
+                hook.save(step, written(step), request)
             time.sleep(0.02)
     return STOPPED
 

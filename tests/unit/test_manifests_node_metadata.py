@@ -97,7 +97,7 @@ def test_every_process_of_the_node_can_be_imported_from_its_lock_alone() -> None
     code = (
         "import sys\n"
         "import nodeagent.plugin.__main__, nodeagent.plugin.alive, pynvml\n"
-        "import nodeagent.exporter.wiring, nodeagent.exporter.settings, nodeagent.reporter\n"
+        "import nodeagent.exporter.__main__, nodeagent.exporter.settings, nodeagent.reporter\n"
         "from importlib.metadata import packages_distributions\n"
         "known = packages_distributions()\n"
         "print(*{d.lower().replace('_', '-') for m in sys.modules for d in known.get(m.partition('.')[0], [])})\n"

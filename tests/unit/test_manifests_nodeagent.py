@@ -1,7 +1,11 @@
 """The node agent's manifests: no more of the host than is named here, no rights, and settings that are settings."""
 
 import importlib.util
+import os
 import re
+import socket
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -30,14 +34,14 @@ HOST: Final = {
         "/var/lib/gpubank/nodeagent": "rw",
     },
     "exporter": {
-        "/var/lib/kubelet/pod-resources": "rw",
-        "/var/lib/kubelet/pods-api": "rw",
+        "/var/lib/kubelet/pod-resources": "ro",
+        "/var/lib/kubelet/pods-api": "ro",
         "/var/lib/kubelet/device-plugins": "ro",
         "/var/lib/gpubank/exporter": "rw",
     },
     "reporter": {
         "/var/lib/gpubank/nodeagent": "ro",
-        "/var/lib/kubelet/pod-resources": "rw",
+        "/var/lib/kubelet/pod-resources": "ro",
         "/var/lib/gpubank/reporter": "rw",
     },
 }
@@ -122,6 +126,31 @@ def test_a_process_sees_of_the_host_exactly_what_it_needs(name: str, component: 
     }
     assert not [port for port in own.get("ports", ()) if "hostPort" in port]
     assert {mount["name"] for mount in own["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_a_socket_below_a_mount_that_is_read_only_can_be_connected_to(tmp_path: Path) -> None:
+    """As the kernel has it: a folder of the kubelet's that only holds sockets need not be writable."""
+    (tmp_path / "host").mkdir()
+    (tmp_path / "pod").mkdir()
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(tmp_path / "host" / "kubelet.sock"))
+        kubelet.listen()
+        code = (
+            "import errno, pathlib, socket\n"
+            "try: pathlib.Path('pod/written').touch()\n"
+            "except OSError as error: assert error.errno == errno.EROFS\n"
+            "else: raise AssertionError('the mount is writable')\n"
+            "socket.socket(socket.AF_UNIX).connect('pod/kubelet.sock')\n"
+        )
+        mounts = 'mount --bind host pod && mount -o remount,ro,bind pod && exec "$0" -c "$1"'
+        apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+        if subprocess.run([*apart, "mount", "--bind", tmp_path, tmp_path], capture_output=True, check=False).returncode:
+            pytest.skip("this machine lets nobody mount, not even in a namespace of its own")
+        command = [*apart, "sh", "-c", mounts, sys.executable, code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        kubelet.settimeout(1)
+        kubelet.accept()[0].close()
 
 
 def test_the_installation_page_lists_every_folder_of_the_host_and_every_component() -> None:

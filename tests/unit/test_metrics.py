@@ -23,6 +23,7 @@ from gpubank.exposition import RecallMetrics, registry_of
 from gpubank.metrics import METRICS, MetricType, Process
 from gpubank.probes import Check, Probes, Signs, serving
 from gpubank.settings import ObservabilitySettings
+from gpubank.simulation.processes import free_port
 from gpubank.watchdog.metrics import WatchdogMetrics
 from gpubank.watchdog.watchdog import Watchdog
 from tests.unit.controller.harness import POOL, Bank, a_bank
@@ -271,12 +272,6 @@ async def test_the_watchdog_shows_silence_and_its_limit(bank: Bank) -> None:
 
 
 # ---- what answers
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 async def ask(port: int, path: str) -> tuple[int, str]:

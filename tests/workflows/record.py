@@ -10,8 +10,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -135,15 +135,21 @@ SCENES: Final[tuple[Callable[[FakeBank], Awaitable[WorkloadFacts]], ...]] = (
 )
 
 
+@asynccontextmanager
+async def bank_of_its_own() -> AsyncIterator[FakeBank]:
+    """Run a bank of two groups on a Temporal server that nobody else uses."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            DevServer(Path(folder), search_attributes=attributes.KINDS, persistent=False) as server,
+            fake_bank(await connected(server.address), {"research": 8, "serving": 8}) as bank,
+        ):
+            yield bank
+
+
 async def record_histories() -> None:
     """Play every scene on a server of its own, and keep the histories of its Loan and its Reclaim."""
     for scene in SCENES:
-        async with AsyncExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            server = DevServer(folder, search_attributes=attributes.KINDS, persistent=False)
-            await stack.enter_async_context(server)
-            client = await connected(server.address)
-            bank = await stack.enter_async_context(fake_bank(client, {"research": 8, "serving": 8}))
+        async with bank_of_its_own() as bank:
             workload = await scene(bank)
             await asyncio.sleep(0.3)
             await keep(bank.client, f"loan-{scene.__name__}", bank.loan(workload))
@@ -153,12 +159,8 @@ async def record_histories() -> None:
 
 async def record_upkeep() -> None:
     """Keep the history of a heartbeat that was ended, and of a sweep that found its work undone."""
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = DevServer(folder, search_attributes=attributes.KINDS, persistent=False)
-        await stack.enter_async_context(server)
-        client = await connected(server.address)
-        bank = await stack.enter_async_context(fake_bank(client, {"research": 8, "serving": 8}))
+    async with bank_of_its_own() as bank:
+        client = bank.client
         await client.start_heartbeat(bank.cluster, bank.pool, every=timedelta(milliseconds=300))
         await asyncio.sleep(3)
         await client.end_heartbeat(bank.cluster, bank.pool)

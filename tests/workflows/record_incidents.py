@@ -1,21 +1,14 @@
 """Records histories of incidents: `python -m tests.workflows.record_incidents`, to be replayed by `test_replay`."""
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Final
 
 from gpubank.domain.incident import Asks, IncidentPhase, IncidentWord
-from gpubank.embedded.devserver import DevServer
 from gpubank.exit import clean_exit
-from tests.fakes.bank import fake_bank
 from tests.fakes.incidents import ANN, Incidents, hasty
 from tests.fakes.node import FakeNode
-from tests.workflows.conftest import connected
-from tests.workflows.record import keep
-from workflows import attributes
+from tests.workflows.record import bank_of_its_own, keep
 
 
 async def passed(incidents: Incidents) -> FakeNode:
@@ -97,16 +90,10 @@ SCENES: Final[tuple[Callable[[Incidents], Awaitable[FakeNode]], ...]] = (
 async def record() -> None:
     """Play every scene on a server of its own, and keep the history of its incident."""
     for scene in SCENES:
-        async with AsyncExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            server = DevServer(folder, search_attributes=attributes.KINDS, persistent=False)
-            await stack.enter_async_context(server)
-            client = await connected(server.address)
-            bank = await stack.enter_async_context(fake_bank(client, {"research": 8, "serving": 8}))
-            incidents = await stack.enter_async_context(hasty(bank))
+        async with bank_of_its_own() as bank, hasty(bank) as incidents:
             node = await scene(incidents)
             await asyncio.sleep(0.5)
-            await keep(client, f"incident-{scene.__name__}", incidents.id(node))
+            await keep(bank.client, f"incident-{scene.__name__}", incidents.id(node))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from temporalio import workflow
 
 from activities.interfaces import BANK_QUEUE
 from gpubank.domain.errors import PolicyError
-from gpubank.domain.incident import Asks, IncidentInput, IncidentPhase, IncidentWord
+from gpubank.domain.incident import Asks, IncidentInput, IncidentPhase, IncidentState, IncidentWord
 from gpubank.domain.servicing import CordonScope, PodName
 from gpubank.simulation.servicing import Budget
 from tests.contract.world import job_of
@@ -39,8 +39,8 @@ async def replay(bank: FakeBank) -> None:
         await replayer().replay_workflow(history)
 
 
-def phases(state: object) -> list[IncidentPhase]:
-    return [record.phase for record in state.history]  # type: ignore[attr-defined]
+def phases(state: IncidentState) -> list[IncidentPhase]:
+    return [record.phase for record in state.history]
 
 
 async def pods_of(incidents: Incidents, name: str) -> list[PodName]:

@@ -1,7 +1,7 @@
 """The way of a report: plugin, spool, Temporal, incident, and back to the plugin; with Temporal away and crashes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from activities.interfaces import BANK_QUEUE
+from gpubank.client import BankClient
 from gpubank.domain.incident import QUEUE, IncidentPhase
 from gpubank.domain.refusal import read
 from gpubank.embedded.devserver import DevServer, free_port
-from nodeagent.reporter import Reporter
+from nodeagent.reporter import LONGEST_PAUSE, Reporter
+from nodeagent.reporting.edges import Look, look
 from nodeagent.reporting.settings import ReporterSettings
 from nodeagent.reporting.spool import Spool, Waiting
 from tests.fakes.bank import FakeBank, fake_bank
 from tests.fakes.incidents import Incidents, hasty
 from tests.fakes.plugin import FakePlugin, fake_plugin
+from tests.support.waiting import seen
 from tests.workflows.conftest import connected
 from workflows import attributes
 
@@ -49,13 +52,6 @@ async def running(reporter: Reporter) -> AsyncIterator[Reporter]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(holds: Callable[[], object], what: str) -> None:
-    end = asyncio.get_running_loop().time() + 30
-    while not holds():
-        assert asyncio.get_running_loop().time() < end, f"not within 30 s: {what}"
-        await asyncio.sleep(0.02)
-
-
 def test_the_reporter_and_the_workers_mean_the_same_queue() -> None:
     assert QUEUE == BANK_QUEUE
 
@@ -66,7 +62,7 @@ async def test_what_was_seen_while_temporal_was_away_is_delivered_when_it_is_bac
         told = settings(folder, tmp_path / "spool", f"127.0.0.1:{port}")
         plugin.fault("xid 119", "reset", verdict="GPU_RESET")
         async with running(Reporter(told, NODE)):
-            await until(lambda: Spool(tmp_path / "spool").waiting(), "it is kept")
+            await seen(lambda: Spool(tmp_path / "spool").waiting(), "a report that is kept")
         plugin.fault("remap-failed", "hardware", verdict="GPU_RESET")
         async with (
             running(Reporter(told, NODE)),
@@ -78,11 +74,47 @@ async def test_what_was_seen_while_temporal_was_away_is_delivered_when_it_is_bac
             state = await incidents.where(node, lambda state: state.phase is P.TICKETED, "it is ticketed", 60)
             assert sorted(fault.cause for fault in state.faults) == ["remap-failed", "xid 119"]
             assert plugin.marks["quarantine"]["note"].startswith(f"{incidents.id(node)}: ")
-            await until(lambda: not Spool(tmp_path / "spool").waiting(), "everything is delivered")
+            await seen(lambda: not Spool(tmp_path / "spool").waiting(), "every delivery")
             plugin.verdict = "NONE"
             ended = await incidents.where(node, lambda state: state.phase is P.RECOVERED, "it recovers", 60)
         assert plugin.marks == {}
     assert ended.repaired_by.startswith("the driver")
+
+
+class Resting(Reporter):
+    """Notes its pauses, and does not wait."""
+
+    def __init__(self, settings: ReporterSettings, node: str) -> None:
+        super().__init__(settings, node)
+        self.rests: list[float] = []
+
+    async def _rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        await asyncio.sleep(0)
+
+    def rested(self) -> bool:
+        return len(self.rests) >= 8
+
+    def lose_the_spool(self) -> None:
+        def waiting() -> list[Waiting]:
+            raise OSError("the disk is gone")
+
+        self._spool.waiting = waiting  # type: ignore[method-assign]
+
+
+async def test_work_that_ends_at_once_is_tried_again_after_longer_and_longer_pauses(
+    bank_client: BankClient, tmp_path: Path
+) -> None:
+    address = bank_client.temporal.service_client.config.target_host
+    elsewhere = {"temporal": {"address": address, "namespace": "nowhere"}}
+    async with fake_plugin() as (_, folder):
+        strayed = Resting(settings(folder, tmp_path / "strayed", address, **elsewhere), NODE)
+        broken = Resting(settings(folder, tmp_path / "broken", address), NODE)
+        broken.lose_the_spool()
+        for reporter in (strayed, broken):
+            async with running(reporter):
+                await seen(reporter.rested, "the eighth try")
+            assert reporter.rests[:8] == [1, 2, 4, 8, 16, 32, LONGEST_PAUSE, LONGEST_PAUSE]
 
 
 class Dying(Reporter):
@@ -124,7 +156,7 @@ async def test_a_reporter_that_dies_between_delivery_and_forgetting_tells_twice_
         assert isinstance(reporter, Dying)
         node = incidents.node()
         state = await incidents.reaches(node, P.TICKETED)
-        await until(lambda: reporter.deaths == 2 and not Spool(tmp_path).waiting(), "it was told three times")
+        await seen(lambda: reporter.deaths == 2 and not Spool(tmp_path).waiting(), "the third telling")
         assert (len(state.known), len(state.faults)) == (1, 1)
         handle = incidents.bank.client.temporal.get_workflow_handle(incidents.id(node))
         signals = [event async for event in handle.fetch_history_events() if event.HasField(
@@ -138,9 +170,16 @@ async def test_a_reporter_that_dies_between_delivery_and_forgetting_tells_twice_
 
 
 async def test_a_burst_is_one_incident_and_one_report(
-    incidents: Incidents, plugin: tuple[FakePlugin, Path], tmp_path: Path
+    incidents: Incidents, plugin: tuple[FakePlugin, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, folder = plugin
+    looked: list[int] = []
+
+    def noted(inspected: dict[str, Any], *rest: Any, **options: Any) -> Look:
+        looked.extend(mark["count"] for gpu in inspected["gpus"] for mark in gpu["marks"])
+        return look(inspected, *rest, **options)
+
+    monkeypatch.setattr("nodeagent.reporter.look", noted)
     address = incidents.bank.client.temporal.service_client.config.target_host
     async with running(Reporter(settings(folder, tmp_path, address), NODE)):
         broken.fault("hung", "transient")
@@ -149,7 +188,7 @@ async def test_a_burst_is_one_incident_and_one_report(
         for _ in range(5):
             broken.marks["hung"]["last_at"] += 60.0
             broken.marks["hung"]["count"] += 1
-            await asyncio.sleep(0.1)
+            await seen(lambda: broken.marks["hung"]["count"] in looked, "a look at the burst")
         broken.marks.clear()
         ended = await incidents.reaches(node, P.RECOVERED)
     assert len(ended.known) == 1

@@ -6,12 +6,14 @@ one whose policy evicts. The owner wants one of them back:
     lie       the first is never stopped; the second is stopped when its notice ends, and the lost GPU time is booked
     truth     the first is stopped, on its checkpoint; the second is not touched
 
-Real: Temporal, both workflows, transports, storage. Simulated: the cluster. All rows run at the same time.
+Real: Temporal, both workflows, transports, storage. Simulated: the cluster. Some rows run at the same time.
 """
 
 import asyncio
+import contextlib
 import math
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -61,19 +63,49 @@ AT_ONCE = 8
 class Stage:
     """What all rows share."""
 
-    def __init__(self, banks: ManyBanks, pods: Pods, folder: Path) -> None:
-        self.banks, self.pods, self.folder = banks, pods, folder
+    def __init__(self, banks: ManyBanks, pods: Pods, clusters: dict[str, SimulatedCluster], folder: Path) -> None:
+        self.banks, self.pods, self.clusters, self.folder = banks, pods, clusters, folder
         self.places = asyncio.Semaphore(AT_ONCE)
 
 
+class Plays:
+    """Rows that run: what is asked for, and what will be asked for next, unless another test process has begun it."""
+
+    def __init__(self, stage: Stage, wanted: Sequence[Row], begun: Path) -> None:
+        self._stage, self._wanted, self._begun = stage, wanted, begun
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def outcome(self, row: Row) -> None:
+        """See how a row ends."""
+        place = self._wanted.index(row)
+        for each in self._wanted[place : place + AT_ONCE]:
+            if each.name not in self._tasks and (self._first(each) or each is row):
+                self._tasks[each.name] = asyncio.create_task(play(self._stage, ROWS.index(each), each))
+        await self._tasks[row.name]
+
+    def _first(self, row: Row) -> bool:
+        """Whether no test process has begun it, which from now on this one has."""
+        try:
+            (self._begun / str(ROWS.index(row))).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End what was begun in vain."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[dict[str, "asyncio.Task[None]"]]:
-    """Every row that was asked for, running."""
-    wanted = {item.callspec.params["row"].name for item in request.session.items if item.module is request.module}  # type: ignore[attr-defined]
+async def plays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plays]:
+    """A stage for the rows that were asked for."""
+    asked = {item.callspec.params["row"].name for item in request.session.items if item.module is request.module}  # type: ignore[attr-defined]
     folder = tmp_path_factory.mktemp("lies")
-    rows = {row.name: number for number, row in enumerate(ROWS) if row.name in wanted}
+    # Processes of one test run have their folders in a common one; a process that is alone has none to share.
+    begun = tmp_path_factory.getbasetemp().parent / "lies-begun" if "PYTEST_XDIST_WORKER" in os.environ else folder
+    begun.mkdir(exist_ok=True)
     async with DevServer(folder / "temporal", search_attributes=attributes.KINDS, persistent=False) as server:
         client = await connected(server.address)
         branches: dict[str, SimulatedCluster] = {}
@@ -90,24 +122,19 @@ async def outcomes(
         storage = FsspecStorage()
         banks = ManyBanks(client, hook=hooks, storage=storage, attest=AttestPolicy(check_hashes=True))
         async with banks.running():
-            stage = Stage(banks, pods, folder)
-            tasks = {
-                name: asyncio.create_task(play(stage, branches, number, ROWS[number])) for name, number in rows.items()
-            }
-            yield tasks
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            found = Plays(Stage(banks, pods, branches, folder), [row for row in ROWS if row.name in asked], begun)
+            yield found
+            await found.close()
         await http.close()
         storage.close()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.replace(" ", "-"))
-async def test_a_claim_counts_for_nothing_until_the_bank_has_seen_it(
-    outcomes: dict[str, "asyncio.Task[None]"], row: Row
-) -> None:
-    await outcomes[row.name]
+async def test_a_claim_counts_for_nothing_until_the_bank_has_seen_it(plays: Plays, row: Row) -> None:
+    await plays.outcome(row)
 
 
-async def play(stage: Stage, clusters: dict[str, SimulatedCluster], number: int, row: Row) -> None:
+async def play(stage: Stage, number: int, row: Row) -> None:
     """Let one row be recalled, and judge."""
     async with stage.places, AsyncExitStack() as stack:
         kept, given = f"kept{number}", f"given{number}"
@@ -117,7 +144,7 @@ async def play(stage: Stage, clusters: dict[str, SimulatedCluster], number: int,
         bank.terms.set_group(kept, grace_period=notice)
         bank.terms.set_group(given, grace_period=notice, on_checkpoint_failure=OnCheckpointFailure.EVICT)
         for group in (kept, given):
-            clusters[bank.world.namespace(group)] = bank.world.simulated
+            stage.clusters[bank.world.namespace(group)] = bank.world.simulated
         older = await trainer(stage, stack, bank, row, given)
         newer = await trainer(stage, stack, bank, row, kept)
         await bank.own("owner", "serve")
@@ -205,10 +232,14 @@ async def see_the_first_stopped(bank: FakeBank, newer: Running, older: Running) 
 async def see_the_second_stopped(bank: FakeBank, row: Row, newer: Running, older: Running) -> None:
     """A lie: it is not stopped whom its policy protects, and a loss is a loss."""
     watch = asyncio.create_task(keep_watch(bank, newer))
-    await bank.placed("serve", PATIENCE)
-    reclaim = await bank.reclaim_where("owner", lambda state: state.phase is ReclaimPhase.MET, PATIENCE)
-    assert newer.untouched(await bank.world.backend.observe(bank.pool)), await bank.story()
-    watch.cancel()
+    try:
+        await bank.placed("serve", PATIENCE)
+        reclaim = await bank.reclaim_where("owner", lambda state: state.phase is ReclaimPhase.MET, PATIENCE)
+        assert newer.untouched(await bank.world.backend.observe(bank.pool)), await bank.story()
+    finally:
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch  # what it saw is an error here
     assert [line.state for line in bank.ledger.rows.values() if line.workload.uid == newer.before.key.uid] == [
         LineState.GRANTED
     ]

@@ -1,6 +1,7 @@
 """Fifty recalls at once in one pool: every lender gets its own back, and every borrower is stopped once."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gpubank.client import BankClient
 from gpubank.domain.contract import Side
 from gpubank.domain.loan import LineState
 from gpubank.domain.recall import ReclaimPhase
+from gpubank.domain.transaction import Transaction
 from tests.contract.world import JobRequest, job_of
 from tests.fakes.branches import ManyBanks
 
@@ -58,7 +60,7 @@ async def test_fifty_recalls_at_once_are_met_and_nobody_is_stopped_twice(
         await balances(tmp_path / "ledger.db", bank.ledger.history)
 
 
-async def balances(file: Path, history: list) -> None:  # type: ignore[type-arg]
+async def balances(file: Path, history: Sequence[Transaction]) -> None:
     """Write the same transactions into the real ledger: it takes every one, and its postings balance."""
     async with await SqlLedger.open(f"sqlite+aiosqlite:///{file}") as ledger:
         for transaction in history:

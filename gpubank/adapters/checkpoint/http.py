@@ -9,12 +9,13 @@ import asyncio
 import json
 from collections.abc import Sequence
 from datetime import timedelta
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 import httpx2
 
+from gpubank.adapters.addresses import Address, Network, is_near, is_never_called, is_opened, plain
 from gpubank.domain.checkpoint import (
     MAX_ANSWER_BYTES,
     CheckpointAnswer,
@@ -31,38 +32,24 @@ _AGAIN: Final = frozenset({408, 425, 429})
 _NO_HOOK: Final = frozenset({404, 405, 501})
 
 
-_METADATA: Final = frozenset(
-    ip_address(each) for each in ("fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192")
-)
-"""Where clouds serve metadata and credentials to whoever asks, besides the link-local 169.254.169.254."""
-
-
 class AddressRules:
-    """Which addresses the bank talks to besides the pod's own.
-
-    A wide network opens neither this machine nor what clouds tell their machines: loopback and link-local addresses
-    are allowed by a network of their own kind only, and addresses of metadata services, of everybody and of nobody
-    never are.
-    """
+    """Which addresses the bank talks to besides the pod's own; see `gpubank.adapters.addresses`."""
 
     def __init__(self, *, loopback: bool = False, networks: Sequence[str] = ()) -> None:
         """Allow `networks` (CIDRs), and with `loopback` this machine, as the lab and the embedded mode need it."""
         self._loopback = loopback
-        self._networks: tuple[IPv4Network | IPv6Network, ...] = tuple(ip_network(network) for network in networks)
+        self._networks: tuple[Network, ...] = tuple(ip_network(network) for network in networks)
 
-    def allows(self, address: IPv4Address | IPv6Address, *, pod_ip: str) -> bool:
+    def allows(self, address: Address, *, pod_ip: str) -> bool:
         """Whether a request may go to `address` for the pod with `pod_ip`."""
-        address = _unmapped(address)
-        if address.is_unspecified or address.is_multicast or address in _METADATA or _is_broadcast(address):
+        address = plain(address)
+        if is_never_called(address):
             return False
-        if address.is_loopback:
-            # Never as a pod's own address: every machine has this one.
-            return self._loopback or any(address in network and network.is_loopback for network in self._networks)
-        if address.is_link_local:
-            return any(address in network and network.is_link_local for network in self._networks)
-        # A pod on the host network has the node's address, which is its own.
-        own = bool(pod_ip) and address == _unmapped(ip_address(pod_ip))
-        return own or any(address in network for network in self._networks)
+        if address.is_loopback and self._loopback:
+            return True
+        # A pod on the host network has the node's address, which is its own. Every machine has a near one.
+        own = bool(pod_ip) and address == plain(ip_address(pod_ip)) and not is_near(address)
+        return own or is_opened(address, self._networks)
 
 
 class HttpHook:
@@ -170,16 +157,6 @@ def _base_url(target: CheckpointTarget, rules: AddressRules) -> str:
         raise ValueError(f"{address} is neither the pod's address nor one that the operator allows")
     # The address that was judged is the one that is called, however it was written.
     return f"{parts.scheme}://{_bracketed(str(address))}" + (f":{port}" if port is not None else "")
-
-
-def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv6 address stands for, so that a rule about one is a rule about both."""
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
-
-
-def _is_broadcast(address: IPv4Address | IPv6Address) -> bool:
-    return isinstance(address, IPv4Address) and address == IPv4Address("255.255.255.255")
 
 
 def _bracketed(host: str) -> str:

@@ -34,10 +34,5 @@ class PolledAgreements:
         return known[1]
 
     async def _read(self, kind: str) -> Items:
-        found: Items = []
-        token = ""
-        while True:
-            items, _, token = await self._connection.page(BANK_KINDS[kind], selectors={}, token=token)
-            found += [{"apiVersion": BANK_KINDS[kind].api_version, "kind": kind, **item} for item in items]
-            if not token:
-                return found
+        items = await self._connection.all(BANK_KINDS[kind])
+        return [{"apiVersion": BANK_KINDS[kind].api_version, "kind": kind, **item} for item in items]

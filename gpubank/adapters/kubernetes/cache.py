@@ -69,7 +69,32 @@ class _Kept(Generic[T]):
         self.entry = entry
 
 
-class Cache(Generic[T]):
+class _Entries(Generic[T]):
+    """Entries whose changes are told."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[T | None, T | None], None]] = []
+        self.edits = 0
+        """Grows with every change of an entry."""
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[T | None, T | None], None]) -> Iterator[None]:
+        """Call `listener(before, after)` on every change of an entry, while the context lasts."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def _tell(self, old: T | None, new: T | None) -> None:
+        if old is None and new is None:
+            return
+        self.edits += 1
+        for listener in tuple(self._listeners):
+            listener(old, new)
+
+
+class Cache(_Entries[T]):
     """All objects of a kind that `selectors` choose, as entries that `read` makes of them."""
 
     def __init__(
@@ -81,6 +106,7 @@ class Cache(Generic[T]):
         selectors: Mapping[str, str] | None = None,
     ) -> None:
         """`read(object, entry before)` returns the new entry, or None for an object of no interest."""
+        super().__init__()
         self._kind = kind
         self._source = source
         self._read = read
@@ -91,11 +117,7 @@ class Cache(Generic[T]):
         self._fresh_at = time.monotonic()
         self._failure = ""
         self._fault: Exception | None = None
-        self._listeners: list[Callable[[T | None, T | None], None]] = []
         self._besides: list[Beside[Any]] = []
-        self.edits = 0
-        """Grows with every change of an entry."""
-
         self.lists = 0
         """How often it has listed; stays at 1 as long as the server serves the versions in between."""
 
@@ -141,15 +163,6 @@ class Cache(Generic[T]):
     def age(self) -> float:
         """Seconds since the server last proved this copy fresh by an event, a bookmark or a list."""
         return time.monotonic() - self._fresh_at
-
-    @contextmanager
-    def heard_by(self, listener: Callable[[T | None, T | None], None]) -> Iterator[None]:
-        """Call `listener(before, after)` on every change of an entry, while the context lasts."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
 
     def beside(self, read: Callable[[Object, U | None], U | None]) -> "Beside[U]":
         """Read the same objects into other entries as well; before this cache begins to watch.
@@ -262,13 +275,6 @@ class Cache(Generic[T]):
             beside.drop(key)
         self._tell(self._kept.pop(key).entry, None)
 
-    def _tell(self, old: T | None, new: T | None) -> None:
-        if old is None and new is None:
-            return
-        self.edits += 1
-        for listener in tuple(self._listeners):
-            listener(old, new)
-
     def _proved(self) -> None:
         self._fresh_at = time.monotonic()
 
@@ -276,13 +282,13 @@ class Cache(Generic[T]):
         return {"apiVersion": self._kind.api_version, "kind": self._kind.name}
 
 
-class Beside(Generic[U]):
+class Beside(_Entries[U]):
     """Other entries of a cache's objects; as late, and as fresh, as the cache."""
 
     def __init__(self, cache: Cache[Any], read: Callable[[Object, U | None], U | None]) -> None:
+        super().__init__()
         self._cache, self._read = cache, read
         self._entries: dict[Key, U] = {}
-        self._listeners: list[Callable[[U | None, U | None], None]] = []
         self._fault: Exception | None = None
 
     def __iter__(self) -> Iterator[U]:
@@ -298,15 +304,6 @@ class Beside(Generic[U]):
         if self._fault is not None:
             raise self._fault
         self._cache.check(limit)
-
-    @contextmanager
-    def heard_by(self, listener: Callable[[U | None, U | None], None]) -> Iterator[None]:
-        """Call `listener(before, after)` on every change of an entry, while the context lasts."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
 
     def put(self, key: Key, body: Object) -> None:
         """Take in an object; the cache calls this."""
@@ -327,12 +324,6 @@ class Beside(Generic[U]):
             self._tell(self._entries.pop(key, None), None)
         except Exception as error:
             self._fault = self._fault or error
-
-    def _tell(self, old: U | None, new: U | None) -> None:
-        if old is None and new is None:
-            return
-        for listener in tuple(self._listeners):
-            listener(old, new)
 
 
 def _key(body: Object) -> Key:

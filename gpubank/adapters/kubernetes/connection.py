@@ -111,6 +111,14 @@ class Connection:
         metadata = answer.get("metadata") or {}
         return answer.get("items") or [], metadata.get("resourceVersion", ""), metadata.get("continue", "")
 
+    async def all(self, kind: Kind, *, selectors: Params | None = None) -> list[Object]:
+        """Return every object of a kind that `selectors` choose, in all namespaces, page by page."""
+        found, _, token = await self.page(kind, selectors=selectors or {})
+        while token:
+            more, _, token = await self.page(kind, selectors=selectors or {}, token=token)
+            found += more
+        return found
+
     async def watch(self, kind: Kind, *, version: str, selectors: Params) -> AsyncGenerator[tuple[str, Object], None]:
         """Yield `(type, object)` of what changes after `version` until the server ends the watch.
 

@@ -7,7 +7,7 @@ bank, or opens and closes the node meanwhile, is that one, and the bank leaves t
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -51,7 +51,7 @@ class KubernetesNodes:
 
     async def of_pool(self, pool: str) -> Sequence[NodeView]:
         """Every node of a pool, by name."""
-        bodies = await self._all(NODE, {"labelSelector": f"{NODE_POOL_LABEL}={pool}"})
+        bodies = await self._connection.all(NODE, selectors={"labelSelector": f"{NODE_POOL_LABEL}={pool}"})
         return sorted(map(_view, bodies), key=lambda node: node.name)
 
     async def cordon(self, name: str, mark: CordonMark) -> None:
@@ -76,15 +76,15 @@ class KubernetesNodes:
         if mine is None:
             return Uncordoned(note="it bears no mark of this incident")
         change: Object = _annotated(marks)
-        opens, note = _opens(body, mine, list(marks.values()))
-        if opens:
+        done = _view(body).without(mine)
+        if done.opened:
             change["spec"] = {"unschedulable": None}
         await self._connection.patch(NODE, name, None, change, version=body["metadata"]["resourceVersion"])
-        return Uncordoned(opened=opens, note=note)
+        return done
 
     async def pods(self, name: str) -> Sequence[NodePod]:
         """Every pod on a node that has not finished."""
-        bodies = await self._all(POD, {"fieldSelector": f"spec.nodeName={name}"})
+        bodies = await self._connection.all(POD, selectors={"fieldSelector": f"spec.nodeName={name}"})
         return [_pod(body, name) for body in bodies if (body.get("status") or {}).get("phase") not in _ENDED]
 
     async def evict(self, pod: NodePod) -> Evicted:
@@ -114,26 +114,6 @@ class KubernetesNodes:
         if body is None:
             raise PolicyError(f"node {name!r} has left the cluster; there is nothing to cordon")
         return body
-
-    async def _all(self, kind: Any, selectors: dict[str, str]) -> list[Object]:
-        found, _, token = await self._connection.page(kind, selectors=selectors)
-        while token:
-            more, _, token = await self._connection.page(kind, selectors=selectors, token=token)
-            found += more
-        return found
-
-
-def _opens(body: Object, mine: CordonMark, others: Sequence[CordonMark]) -> tuple[bool, str]:
-    """Whether the node is opened when this mark goes, and why not."""
-    if not (body.get("spec") or {}).get("unschedulable"):
-        return False, "" if mine.scope is CordonScope.GPU else "somebody has opened it already"
-    if mine.scope is not CordonScope.NODE:
-        return False, "the node is cordoned for another reason"
-    if still := sorted(mark.incident for mark in others if mark.scope is CordonScope.NODE):
-        return False, f"it stays cordoned for {', '.join(still)}"
-    if not _cordoned_by_us(body):
-        return False, "it stays cordoned: somebody else cordoned it"
-    return True, ""
 
 
 def _view(body: Object) -> NodeView:

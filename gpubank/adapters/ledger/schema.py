@@ -70,16 +70,20 @@ def head() -> str:
     return revisions()[-1]
 
 
-def _admit(current: str, ours: str) -> None:
-    """Raise `BackendError` where schema `current`, which programs of `ours` do not know, is not for them."""
-    number, oldest = Revision.of(current)
-    if number <= Revision.of(ours).number:
-        raise BackendError(f"ledger schema is {current}, this program speaks {ours}; run `gpubank ledger migrate`")
-    if oldest > Revision.of(ours).number:
+def _admit(current: str | None, ours: str) -> str:
+    """Return the database's revision where programs of `ours` may use it; raise `BackendError` where they may not."""
+    mine = Revision.of(ours).number
+    if current is None or (current != ours and Revision.of(current).number <= mine):
+        raise BackendError(
+            f"ledger schema is {current or 'absent'}, this program speaks {ours}; run `gpubank ledger migrate`"
+        )
+    oldest = Revision.of(current).oldest
+    if oldest > mine:
         raise BackendError(
             f"ledger schema {current!r} is newer than this program's {ours!r}, and for programs of {oldest:04} or"
             " newer; update the program"
         )
+    return current
 
 
 async def migrate(url: str | URL) -> str:
@@ -107,8 +111,7 @@ async def upgrade(engine: AsyncEngine) -> str:
             await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
         current = await connection.run_sync(_current)
         if current is not None and current not in known:
-            _admit(current, ours)
-            return current
+            return _admit(current, ours)
         if current != ours:
             try:
                 await connection.run_sync(_upgrade)
@@ -138,14 +141,7 @@ async def check(engine: AsyncEngine) -> str:
                 raise BackendError(f"ledger database: {error.orig}; see that it runs and try again") from error
             await asyncio.sleep(0.01 * 2**attempt * random.uniform(0.5, 1.0))
             continue
-        known = revisions()
-        if current is None or (current in known and current != known[-1]):
-            raise BackendError(
-                f"ledger schema is {current or 'absent'}, this program speaks {known[-1]}; run `gpubank ledger migrate`"
-            )
-        if current not in known:
-            _admit(current, known[-1])
-        return current
+        return _admit(current, head())
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -161,10 +157,9 @@ class Guard:
         """Begin a writing transaction: no migration ends before it does. Raises `BackendError` as `check` does."""
         if connection.dialect.name == "postgresql":
             await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock_shared({_LOCK})")
-        current = (await connection.execute(_STORED)).scalar_one_or_none() or "absent"
+        current = (await connection.execute(_STORED)).scalar_one_or_none()
         if current != self._admitted:
-            _admit(current, self._ours)
-            self._admitted = current
+            self._admitted = _admit(current, self._ours)
 
 
 def _current(connection: Connection) -> str | None:

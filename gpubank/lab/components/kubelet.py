@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from gpubank.lab import machine
 from gpubank.lab.access import Api, Manifest, look, wait_until
 from gpubank.lab.components.base import LOOPBACK, Component, Context
 from gpubank.lab.components.containerd import SOCKET
@@ -117,7 +116,6 @@ KUBELET = Component(
     depends_on=("kube-apiserver", "containerd"),
     prepare=_prepare,
     settle=_settle,
-    clear=machine.release,
-    # What it would wait for is cleared away anyway.
+    # What it would wait for is cleared away with containerd.
     stop_grace=2,
 )

@@ -68,9 +68,8 @@ async def receiver() -> AsyncIterator[Receiver]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    assert site._server is not None
-    port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-    found.url = f"http://127.0.0.1:{port}/events"
+    (address,) = runner.addresses
+    found.url = f"http://127.0.0.1:{address[1]}/events"
     yield found
     await runner.cleanup()
 
@@ -130,7 +129,11 @@ async def test_a_redirect_is_refused_and_not_followed(receiver: Receiver, webhoo
 
 @pytest.mark.parametrize(
     ("networks", "rule"),
-    [((), "is this machine's or of its link"), ((ip_network("10.0.0.0/8"),), "lies in no network")],
+    [
+        ((), "is this machine's or of its link"),
+        ((ip_network("10.0.0.0/8"),), "lies in no network"),
+        ((ip_network("0.0.0.0/0"), ip_network("::/0")), "is this machine's or of its link"),
+    ],
 )
 async def test_an_address_that_is_not_allowed_is_never_called(receiver: Receiver, networks: Any, rule: str) -> None:
     for url in (receiver.url, receiver.url.replace("127.0.0.1", "localhost")):
@@ -140,6 +143,28 @@ async def test_an_address_that_is_not_allowed_is_never_called(receiver: Receiver
         assert not receipt.sent
         assert rule in receipt.note
     assert receiver.calls == 0
+
+
+@pytest.mark.parametrize("networks", [(), (ip_network("0.0.0.0/0"), ip_network("::/0"))])
+@pytest.mark.parametrize(
+    ("address", "rule"),
+    [
+        ("100.100.100.200", "metadata"),
+        ("168.63.129.16", "metadata"),
+        ("[fd00:ec2::254]", "metadata"),
+        ("[::ffff:192.0.0.192]", "metadata"),
+        ("0.0.0.0", "nobody's"),
+        ("255.255.255.255", "everybody's"),
+        ("169.254.169.254", "of its link"),
+        ("[::ffff:169.254.169.254]", "of its link"),
+    ],
+)
+async def test_no_wide_network_opens_clouds_metadata(address: str, rule: str, networks: Any) -> None:
+    webhook = Webhook(f"http://{address}:1/", secret=SECRET, networks=networks)
+    receipt = await webhook.send(TICKET)
+    await webhook.close()
+    assert not receipt.sent
+    assert rule in receipt.note
 
 
 async def test_nobody_at_home_is_said_and_tried_again() -> None:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import Result
 
 from gpubank.domain.errors import PolicyError
-from gpubank.domain.incident import IncidentWord
+from gpubank.domain.incident import Asks, IncidentWord
 from tests.unit.cli.bench import Bench
 from tests.unit.cli.incident_records import ASKING, DRAINING, ENDED
 
@@ -28,7 +28,8 @@ def test_incidents_are_listed_with_cause_phase_and_who_must_act(bench: Bench, ca
 def test_a_list_can_be_narrowed_and_widened(bench: Bench, call: Call) -> None:
     assert call("incident", "list", "--node", "n1", "-o", "name").stdout == f"{DRAINING}\n"
     assert call("incident", "list", "--all", "-o", "name").stdout.split() == [DRAINING, ASKING, ENDED]
-    empty = call("incident", "list", "--pool", "none")
+    assert call("incident", "list", "--pool", "h100", "-o", "name").stdout.split() == [DRAINING, ASKING]
+    empty = call("incident", "list", "--node", "n9")
     assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "no GPU is known to be broken\n")
 
 
@@ -112,6 +113,16 @@ def test_a_dry_run_says_what_would_be_and_orders_nothing(
     assert result.exit_code == code
     assert text in result.output
     assert bench.processes.orders == []
+
+
+@pytest.mark.parametrize("words", [("repaired", "n1"), ("approve", "n1"), ("retire", "n1", "--reason", "x")])
+def test_a_dry_run_knows_that_a_person_has_the_gpu_retired(bench: Bench, call: Call, words: tuple[str, ...]) -> None:
+    retired = {"retired": IncidentWord(identity="ann", verified=True), "asks": Asks.PODS}
+    states = bench.processes.incident_states
+    states[DRAINING] = states[DRAINING].model_copy(update=retired)
+    result = call("incident", *words, "--dry-run")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "it is Cordoned: ann has it retired, and no other word counts" in result.stderr
 
 
 def test_what_the_incident_refuses_is_said_as_it_says_it(bench: Bench, call: Call) -> None:

@@ -211,8 +211,8 @@ def test_the_json_of_quotas_is_stable(bench: Bench, call: Call, golden: Golden) 
 
 
 def test_a_pool_that_does_not_exist_is_not_found(bench: Bench, call: Call) -> None:
-    for words in (("quota", "--pool", "a100"), ("loan", "list", "--pool", "a100"), ("reclaim", "list", "-p", "a100")):
-        result = call(*words)
+    for words in (("quota",), *((what, "list") for what in ("loan", "reclaim", "incident", "lease"))):
+        result = call(*words, "--pool", "a100")
         assert (result.exit_code, result.stderr) == (3, "gpubank: pool 'a100' does not exist; have: h100\n")
 
 

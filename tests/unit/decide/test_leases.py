@@ -38,7 +38,6 @@ def lease(
         workload_name=f"job-{workload}" if workload else "",
         gpus=gpus,
         until=until,
-        approved_by="pia",
     )
 
 

@@ -141,6 +141,16 @@ def test_the_overview_shows_as_lendable_what_would_be_lent() -> None:
     assert (row.in_force, row.used, row.lendable) == (16, 2, 10)
 
 
+def test_the_overview_tells_what_waits_in_either_queue() -> None:
+    model = a_pool(0)
+    model.submit("too-much", "b", OWN, 20)
+    borrows(model, "w", 40, "a")
+    waiting = {
+        row.group: (row.pending, row.pending_borrow) for row in overview(model.facts(), model.books, model.terms)
+    }
+    assert waiting == {"a": (0, 40), "b": (20, 0)}
+
+
 # ---- priority classes
 
 

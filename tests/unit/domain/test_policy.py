@@ -92,12 +92,11 @@ def lease(until: datetime, *, approved: ConditionStatus = ConditionStatus.TRUE, 
     return made.model_copy(update={"status": made.status.model_copy(update={"conditions": (condition,)})})
 
 
-def test_a_lease_protects_only_while_it_is_approved_as_it_stands_and_not_over() -> None:
+def test_a_lease_is_approved_only_as_it_stands() -> None:
     until = NOON + timedelta(hours=1)
-    assert lease(until).protects(NOON)
-    assert not lease(until).protects(until)
-    assert not lease(until, approved=ConditionStatus.FALSE).protects(NOON)
-    assert not lease(until, judged=0).protects(NOON)
+    assert lease(until).approved
+    assert not lease(until, approved=ConditionStatus.FALSE).approved
+    assert not lease(until, judged=0).approved
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gpubank.domain.errors import ConflictError, PolicyError
 from nodeagent.classes import rules
 from nodeagent.health import policy
+from nodeagent.nvml.snapshot import Condition
 from nodeagent.plugin.control import CONTROL_SOCKET, answer, listening
 from nodeagent.plugin.report import REPORT_FILE
 from tests.fakes.kubelet import AdmissionError
@@ -136,6 +138,36 @@ async def test_the_last_gpu_that_is_pulled_leaves_an_empty_list_and_a_new_one_fi
     (driver / "0000:19:00.0").mkdir()
     await node.sees(h100_80gb=1, l40s_48gb=1)
     assert node.kubelet.healthy(H100) == {"GPU-1"}
+
+
+async def test_a_gpu_that_is_looked_at_between_two_sessions_has_done_nothing_wrong(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.facts.gpu("GPU-0")
+    agent = await node.start_agent()
+    await node.sees(h100_80gb=1)
+    nvml = agent.monitor._nvml
+    opened, asked, go_on = nvml.open, threading.Event(), threading.Event()
+
+    def open_late() -> str:
+        assert go_on.wait(10)
+        return opened()
+
+    def condition(uuid: str) -> Condition:
+        try:
+            return type(nvml).condition(nvml, uuid)
+        finally:
+            asked.set()
+
+    monkeypatch.setattr(nvml, "open", open_late)
+    node.facts.gpu("GPU-l", "NVIDIA L40S")
+    (node.folder / "driver" / "0000:19:00.0").mkdir()
+    await until(lambda: not agent.monitor._open, "the old session is closed")
+    monkeypatch.setattr(nvml, "condition", condition)
+    await until(asked.is_set, "somebody asks in between")
+    go_on.set()
+    await node.sees(h100_80gb=1, l40s_48gb=1)
+    assert agent.monitor.book.marks == {}
 
 
 async def test_a_mig_switch_moves_the_gpu_to_other_resources_without_a_restart(node: Node) -> None:

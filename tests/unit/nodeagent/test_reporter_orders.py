@@ -16,6 +16,7 @@ from nodeagent.plugin.control import listening
 from nodeagent.reporting.edges import look
 from nodeagent.reporting.orders import NodeOrders
 from tests.fakes.podsockets import FakePod, PodSockets
+from tests.support.waiting import seen
 from tests.unit.nodeagent.conftest import Node
 
 T = TypeVar("T")
@@ -48,13 +49,6 @@ async def done(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    end = asyncio.get_running_loop().time() + 20
-    while not holds():
-        assert asyncio.get_running_loop().time() < end
-        await asyncio.sleep(0.02)
-
-
 async def test_an_incident_sees_faults_verdict_and_who_is_on_the_gpu(
     node: Node, agent: Agent, orders: NodeOrders, kubelet: PodSockets
 ) -> None:
@@ -66,7 +60,7 @@ async def test_an_incident_sees_faults_verdict_and_who_is_on_the_gpu(
     assert (sight.found, sight.marks, sight.wrong, sight.verdict) == (True, (), "", "NONE")
     assert sight.holders == (PodName(namespace="team-a", name="train-0"),)
     node.facts.change("GPU-0", recovery=1)
-    await until(lambda: bool(agent.monitor.book.marks))
+    await seen(lambda: agent.monitor.book.marks, "a mark", 20)
     sight = await done(lambda: orders.inspect(ORDER))
     assert [(mark.cause, mark.fault) for mark in sight.marks] == [("recovery action GPU_RESET", "reset")]
     assert (sight.wrong, sight.verdict) == ("recovery action GPU_RESET", "GPU_RESET")
@@ -81,11 +75,11 @@ async def test_a_gpu_that_its_hardware_slows_down_for_heat_is_told_and_passes_by
 ) -> None:
     agent.monitor.book.policy.quiet_seconds = 0
     node.facts.change("GPU-0", clock_reasons=0x40)
-    await until(lambda: bool(agent.monitor.book.marks))
+    await seen(lambda: agent.monitor.book.marks, "a mark", 20)
     (mark,) = (await done(lambda: orders.inspect(ORDER))).marks
     assert (mark.cause, mark.fault) == ("thermal", "transient")
     node.facts.change("GPU-0", clock_reasons=0)
-    await until(lambda: not agent.monitor.book.marks)
+    await seen(lambda: not agent.monitor.book.marks, "the end of the mark", 20)
 
 
 async def test_a_kubelet_that_does_not_tell_leaves_the_holders_unknown(orders: NodeOrders, kubelet: PodSockets) -> None:
@@ -108,7 +102,7 @@ async def test_a_gpu_is_taken_out_in_the_incidents_name_once_and_put_back(
 
 async def test_a_gpu_that_still_reports_a_fault_is_not_put_back(node: Node, agent: Agent, orders: NodeOrders) -> None:
     node.facts.change("GPU-0", recovery=2)
-    await until(lambda: bool(agent.monitor.book.marks))
+    await seen(lambda: agent.monitor.book.marks, "a mark", 20)
     released = await done(lambda: orders.release(ORDER))
     assert (released.released, released.mended) == (False, False)
     assert "still reports recovery action NODE_REBOOT" in released.why_not

@@ -12,6 +12,7 @@ import yaml
 
 from nodeagent.reporting.spool import Spool
 from tests.fakes.plugin import fake_plugin
+from tests.support.waiting import seen
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,15 +60,11 @@ async def test_what_it_has_seen_outlives_it_and_only_one_runs(tmp_path: Path) ->
 
 
 async def _waits(spool: Path, count: int, process: "subprocess.Popen[str]", log: Path) -> None:
-    end = asyncio.get_running_loop().time() + 60
-
     def there() -> bool:
+        assert process.poll() is None, log.read_text()
         return spool.is_dir() and len(Spool(spool).waiting()) >= count
 
-    while not await asyncio.to_thread(there):
-        assert process.poll() is None, await asyncio.to_thread(log.read_text)
-        assert asyncio.get_running_loop().time() < end
-        await asyncio.sleep(0.05)
+    await seen(lambda: asyncio.to_thread(there), f"{count} reports in the spool", 60, say=log.read_text)
 
 
 def test_settings_that_are_none_end_it_with_a_sentence(tmp_path: Path) -> None:

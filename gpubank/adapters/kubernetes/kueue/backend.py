@@ -226,13 +226,8 @@ class KueueBackend:
             self._view.absorb(CLUSTER_QUEUE, body)
 
     async def _read_all(self) -> None:
-        token = ""
-        while True:
-            items, _, token = await self._connection.page(CLUSTER_QUEUE, selectors={}, token=token)
-            for item in items:
-                self._view.absorb(CLUSTER_QUEUE, item)
-            if not token:
-                return
+        for item in await self._connection.all(CLUSTER_QUEUE):
+            self._view.absorb(CLUSTER_QUEUE, item)
 
     def _is_fencing(self, pool: str) -> bool:
         return any(

@@ -51,9 +51,13 @@ class _Http:
     def __init__(self, where: str, *, authorities: Path | None = None, token: Path | None = None) -> None:
         """Prepare; raises `PolicyError` where the address or the authorities cannot be used."""
         self.where, self._token = where, token
-        url = httpx2.URL(where)
+        refusal = f"address {where!r} is no URL of Kueue's cycles: write http://… or https://…"
+        try:
+            url = httpx2.URL(where)
+        except httpx2.InvalidURL as error:
+            raise PolicyError(f"{refusal} ({error})") from error
         if url.scheme not in ("http", "https") or not url.host:
-            raise PolicyError(f"address {where!r} is no URL of Kueue's cycles: write http://… or https://…")
+            raise PolicyError(refusal)
         if token is not None and url.scheme != "https":
             raise PolicyError(f"a token would be sent to {where!r} in the clear: use https, or no kueue.token")
         try:
@@ -99,7 +103,8 @@ class KueueEndpoint(_Http):
         """Return the counts of the process that answers; see `CycleSource`."""
         answer = await self.get(self.where)
         try:
-            families = list(text_string_to_metric_families(answer.text))
+            # Kueue has a series per queue and per Workload's state: the page is long, and the loop has others waiting.
+            families = await asyncio.to_thread(lambda: list(text_string_to_metric_families(answer.text)))
         except ValueError as error:
             raise BackendError(f"{self.where!r} answers no metrics: {error}") from error
         samples = [(each.name, each.labels, each.value) for family in families for each in family.samples]

@@ -130,8 +130,7 @@ class PoolReader:
             return _Read(entry, about, order, queue, held)
         case = _Case(entry, seats[queue], resource, self._staff.of(entry), _jobs(entry, seen.jobs), _wait(entry, at))
         before = self._read_before.get(entry.uid)
-        same = before is not None and before.case == case
-        facts = before.facts if same and before is not None else _workload(case)
+        facts = before.facts if before is not None and before.case == case else _workload(case)
         with_time = entry.finished or entry.requeue_at is not None
         return _Read(entry, about, order, queue, held, case, facts, with_time)
 

@@ -58,13 +58,7 @@ class KueueFailSafe:
 
     async def _queues(self, pool: str) -> list[Object]:
         selectors = {"labelSelector": f"{MANAGED_BY_LABEL}={MANAGED_BY},{POOL_LABEL}={pool}"}
-        found: list[Object] = []
-        token = ""
-        while True:
-            items, _, token = await self._connection.page(CLUSTER_QUEUE, selectors=selectors, token=token)
-            found += items
-            if not token:
-                return found
+        return await self._connection.all(CLUSTER_QUEUE, selectors=selectors)
 
     async def begin(self, pool: str, epoch: int, *, at: datetime, seen: str) -> None:
         """Write the epoch on the Cohort and take its own quota off it."""

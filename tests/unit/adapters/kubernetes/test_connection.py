@@ -54,6 +54,23 @@ async def test_an_object_that_is_not_there_is_none() -> None:
             await api.patch(POD, "p", "team", {})
 
 
+async def test_all_objects_are_those_of_every_page() -> None:
+    pages = {"": (["a", "b"], "2"), "2": (["c"], "3"), "3": ([], "")}
+    chosen = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        chosen.append(request.url.params.get("labelSelector"))
+        names, token = pages[request.url.params.get("continue", "")]
+        items = [{"metadata": {"name": name}} for name in names]
+        return httpx2.Response(200, json={"metadata": {"continue": token}, "items": items})
+
+    async with connection(answer) as api:
+        found = await api.all(NODE, selectors={"labelSelector": "x=y"})
+        assert [item["metadata"]["name"] for item in found] == ["a", "b", "c"]
+        assert len(await api.all(NODE)) == 3
+    assert chosen == ["x=y"] * 3 + [None] * 3
+
+
 async def test_a_conflict_is_a_conflict_of_the_bank() -> None:
     async with connection(lambda request: status(409, "Conflict", "the object has been modified")) as api:
         with pytest.raises(ConflictError, match="has been modified"):

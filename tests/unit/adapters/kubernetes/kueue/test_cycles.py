@@ -150,6 +150,7 @@ async def test_the_token_is_read_anew_and_sent_over_verified_tls_alone(tmp_path:
     [
         ({"where": "http://kueue:8443", "token": Path("t")}, "in the clear"),
         ({"where": "kueue:8443"}, "is no URL"),
+        ({"where": "https://kueue:port"}, r"'https://kueue:port' is no URL .*[Pp]ort"),
         ({"where": "https://kueue", "authorities": Path("/no/ca.crt")}, r"kueue\.authorities '/no/ca\.crt'"),
     ],
 )
