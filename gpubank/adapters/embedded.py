@@ -63,10 +63,19 @@ class EmbeddedClient:
         return done is not None
 
     async def patch_status(
-        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+        self,
+        kind: str,
+        name: str,
+        namespace: str | None,
+        status: Mapping[str, Any],
+        *,
+        seen: str,
+        dry_run: bool = False,
     ) -> None:
         """Replace the status; `ConflictError` if the object moved on since version `seen`."""
-        query = {"seen": seen} | ({"namespace": namespace} if namespace else {})
+        query = (
+            {"seen": seen} | ({"namespace": namespace} if namespace else {}) | ({"dryRun": "All"} if dry_run else {})
+        )
         await self._call("PUT", f"/v1/objects/{kind}/{name}/status", params=query, json=dict(status))
 
     async def whoami(self) -> str | None:

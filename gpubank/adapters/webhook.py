@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from gpubank.adapters.addresses import Address, Network, is_near, is_never_called, is_opened, plain
+from gpubank.addresses import Address, Network, is_near, is_never_called, is_opened, plain
 from gpubank.domain.base import format_instant
 from gpubank.domain.errors import BackendError, PolicyError
 from gpubank.domain.incidentsteps import Receipt, Ticket

@@ -6,7 +6,7 @@
 | GET /v1/pools/{pool}/facts | what the scheduler sees of a pool |
 | GET /v1/objects/{kind} | every object of a kind; `?name=` and `?namespace=` pick one |
 | POST /v1/objects | applies one manifest: an object of the bank, a Job, or a Deployment |
-| PUT /v1/objects/{kind}/{name}/status | replaces a status; `?seen=` is the version it was decided on |
+| PUT /v1/objects/{kind}/{name}/status | replaces a status decided on `?seen=`; `&dryRun=All` only checks |
 | DELETE /v1/objects/{kind}/{name} | `?namespace=` where the kind has one |
 """
 
@@ -93,8 +93,9 @@ class EmbeddedApi:
         if not isinstance(body, dict):
             raise PolicyError("the body is no status; send a mapping")
         namespace, seen = request.query.get("namespace"), request.query.get("seen", "")
-        await self._objects.patch_status(kind, name, namespace, body, seen=seen)
-        return web.json_response({"written": True})
+        dry_run = request.query.get("dryRun") == "All"
+        await self._objects.patch_status(kind, name, namespace, body, seen=seen, dry_run=dry_run)
+        return web.json_response({"written": not dry_run})
 
     async def _apply(self, request: web.Request) -> web.Response:
         body = await _json(request)

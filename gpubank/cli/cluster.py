@@ -45,10 +45,17 @@ class KubernetesCluster:
         return await self._store.delete(_own_kind(kind), name, namespace)
 
     async def patch_status(
-        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+        self,
+        kind: str,
+        name: str,
+        namespace: str | None,
+        status: Mapping[str, Any],
+        *,
+        seen: str,
+        dry_run: bool = False,
     ) -> None:
         """Replace the status; `ConflictError` if the object moved on since version `seen`."""
-        await self._store.patch_status(_own_kind(kind), name, namespace, status, seen=seen)
+        await self._store.patch_status(_own_kind(kind), name, namespace, status, seen=seen, dry_run=dry_run)
 
     async def observe(self, pool: str) -> PoolFacts:
         """What Kueue sees of a pool."""

@@ -42,9 +42,19 @@ class Cluster(Protocol):
         ...
 
     async def patch_status(
-        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+        self,
+        kind: str,
+        name: str,
+        namespace: str | None,
+        status: Mapping[str, Any],
+        *,
+        seen: str,
+        dry_run: bool = False,
     ) -> None:
-        """Replace the status; `ConflictError` if the object moved on since version `seen`."""
+        """Replace the status; `ConflictError` if the object moved on since version `seen`.
+
+        With `dry_run` everything is checked as for a write, and nothing is kept.
+        """
         ...
 
     async def observe(self, pool: str) -> "PoolFacts":

@@ -170,11 +170,16 @@ def _decided(
     return lease.status.model_copy(update=update)
 
 
-async def write_status(door: "Door", lease: CapacityLease, status: CapacityLeaseStatus) -> None:
-    """Write the status against the version that was read; `ConflictError` if the lease moved on since."""
+async def write_status(
+    door: "Door", lease: CapacityLease, status: CapacityLeaseStatus, *, dry_run: bool = False
+) -> None:
+    """Write the status against the version that was read; `ConflictError` if the lease moved on since.
+
+    With `dry_run` whoever guards the status is asked, and nothing is written.
+    """
     body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     seen = lease.metadata.resource_version
-    await door.cluster.patch_status(LEASE, lease.name, lease.namespace, body, seen=seen)
+    await door.cluster.patch_status(LEASE, lease.name, lease.namespace, body, seen=seen, dry_run=dry_run)
 
 
 def names_of(items: Iterable[ProtectedWorkload]) -> list[str]:

@@ -152,8 +152,7 @@ def _decide(
             who = await _who(door, by)
             check(lease, found, who)
             status = decided(lease, who, reason, datetime.now(UTC).replace(microsecond=0))
-            if not dry_run:
-                await write_status(door, lease, status)
+            await write_status(door, lease, status, dry_run=dry_run)
             item = _decided(view, who, status, verb=verb, reason=reason, dry_run=dry_run)
             done = f"would be {verb} by {who} (dry run)" if dry_run else f"{verb} by {who}"
             text = f"capacitylease/{name} {done}: {_for(view.model_dump(mode='json'))} until {instant(view.until)}"

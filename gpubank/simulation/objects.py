@@ -104,7 +104,14 @@ class ObjectBook:
         return True
 
     async def patch_status(
-        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+        self,
+        kind: str,
+        name: str,
+        namespace: str | None,
+        status: Mapping[str, Any],
+        *,
+        seen: str,
+        dry_run: bool = False,
     ) -> None:
         """Replace the status; `ConflictError` if the object moved on since version `seen`, or is gone."""
         body = self._objects.get(_key(kind, name, namespace))
@@ -115,7 +122,7 @@ class ObjectBook:
         new = copy.deepcopy(dict(status))
         frame = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}}
         read(_model(kind), {**frame, **_spec(body), "status": new})
-        if body.get("status") != new:
+        if not dry_run and body.get("status") != new:
             body["status"] = new
             self._touch(body)
 

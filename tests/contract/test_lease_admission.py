@@ -280,14 +280,17 @@ async def test_what_the_command_line_writes_is_taken_and_a_forged_signature_is_a
         who = await identity_of(cluster)
         assert who == (ADMIN, True)
 
-        async def decide(how: Decide, by: Identity) -> None:
+        async def decide(how: Decide, by: Identity, *, dry_run: bool = False) -> None:
             found = CapacityLease.from_wire(await cluster.get("CapacityLease", lease, NAMESPACE) or {})
             status = how(found, by, "", NOW).model_dump(mode="json", by_alias=True, exclude_none=True)
             seen = found.metadata.resource_version
-            await cluster.patch_status("CapacityLease", lease, NAMESPACE, status, seen=seen)
+            await cluster.patch_status("CapacityLease", lease, NAMESPACE, status, seen=seen, dry_run=dry_run)
 
-        with pytest.raises(PolicyError, match="an approval is signed by whoever gives it"):
-            await decide(approved, Identity("quinn", verified=False))
+        for dry_run in (True, False):
+            with pytest.raises(PolicyError, match="an approval is signed by whoever gives it"):
+                await decide(approved, Identity("quinn", verified=False), dry_run=dry_run)
+        await decide(approved, who, dry_run=True)
+        assert not CapacityLease.from_wire(api.request("GET", f"{LEASES}/{lease}")).approved
         await decide(approved, who)
         assert CapacityLease.from_wire(api.request("GET", f"{LEASES}/{lease}")).approved
         await decide(revoked, who)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -174,6 +175,18 @@ class TestKubernetes(NodesSuite):
         assert node.marks == ()
         await cordon(real_site, name, mark())
         assert (await uncordon(real_site, name, mark().incident)).opened
+
+    async def test_a_mark_that_cannot_be_read_hides_no_other(self, real_site: RealSite) -> None:
+        name = real_site.names[0]
+        await cordon(real_site, name, mark())
+        node = await real_site.connection.get(NODE, name)
+        assert node is not None
+        marks = json.loads(node["metadata"]["annotations"][INCIDENTS_ANNOTATION])
+        change = {"metadata": {"annotations": {INCIDENTS_ANNOTATION: json.dumps({"a": 1, **marks, "z": {"x": 1}})}}}
+        await real_site.connection.patch(NODE, name, None, change)
+        seen = await real_site.nodes.view(name)
+        assert seen is not None
+        assert seen.marks == (mark(),)
 
     async def test_a_pod_whose_budgets_are_two_is_blocked_and_says_why(self, real_site: RealSite) -> None:
         await real_site.run(real_site.names[0], "serve-0")

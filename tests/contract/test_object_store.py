@@ -151,13 +151,15 @@ class ObjectStoreSuite:
             "lastTransitionTime": "2026-11-02T09:00:00Z",
         }
         old = written["metadata"]["resourceVersion"]
+        await store.patch_status("BusinessGroup", name, None, {"conditions": [condition]}, seen=old, dry_run=True)
+        assert (await store.get("BusinessGroup", name) or {}).get("status", {}).get("conditions") in (None, [])
         await store.patch_status("BusinessGroup", name, None, {"conditions": [condition]}, seen=old)
         found = await store.get("BusinessGroup", name)
         assert found is not None
         assert found["status"]["conditions"] == [condition]
         assert found["metadata"]["generation"] == 1
         with pytest.raises(ConflictError):
-            await store.patch_status("BusinessGroup", name, None, {"observedGeneration": 1}, seen=old)
+            await store.patch_status("BusinessGroup", name, None, {"observedGeneration": 1}, seen=old, dry_run=True)
         seen = found["metadata"]["resourceVersion"]
         await store.patch_status("BusinessGroup", name, None, {"observedGeneration": 1}, seen=seen)
         found = await store.get("BusinessGroup", name)

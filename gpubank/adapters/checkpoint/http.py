@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx2
 
-from gpubank.adapters.addresses import Address, Network, is_near, is_never_called, is_opened, plain
+from gpubank.addresses import Address, Network, is_near, is_never_called, is_opened, plain
 from gpubank.domain.checkpoint import (
     MAX_ANSWER_BYTES,
     CheckpointAnswer,
@@ -33,7 +33,7 @@ _NO_HOOK: Final = frozenset({404, 405, 501})
 
 
 class AddressRules:
-    """Which addresses the bank talks to besides the pod's own; see `gpubank.adapters.addresses`."""
+    """Which addresses the bank talks to besides the pod's own; see `gpubank.addresses`."""
 
     def __init__(self, *, loopback: bool = False, networks: Sequence[str] = ()) -> None:
         """Allow `networks` (CIDRs), and with `loopback` this machine, as the lab and the embedded mode need it."""

@@ -156,11 +156,17 @@ class Connection:
         namespace = body["metadata"].get("namespace")
         return await self.call("POST", kind.path("", namespace), body=body, params=_write(strict=strict))
 
-    async def replace(self, kind: Kind, body: Object, *, strict: bool = False, subresource: str = "") -> Object:
-        """Replace an object; with a resourceVersion in it, `ConflictError` unless it stands at that version."""
+    async def replace(
+        self, kind: Kind, body: Object, *, strict: bool = False, subresource: str = "", dry_run: bool = False
+    ) -> Object:
+        """Replace an object; with a resourceVersion in it, `ConflictError` unless it stands at that version.
+
+        With `dry_run` the server checks everything, admission included, and keeps nothing.
+        """
         metadata = body["metadata"]
         path = kind.path(metadata["name"], metadata.get("namespace"), subresource=subresource)
-        return await self.call("PUT", path, body=body, params=_write(strict=strict))
+        params = _write(strict=strict) | ({"dryRun": "All"} if dry_run else {})
+        return await self.call("PUT", path, body=body, params=params)
 
     async def patch(
         self,

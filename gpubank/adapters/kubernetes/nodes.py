@@ -7,6 +7,7 @@ bank, or opens and closes the node meanwhile, is that one, and the bank leaves t
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from pydantic import ValidationError
@@ -143,14 +144,17 @@ def _cordoned_by_us(body: Object) -> bool:
 
 
 def _marks(body: Object) -> dict[str, CordonMark]:
-    """Read the marks; what nobody of the bank can have written counts as none."""
+    """Read the marks; what nobody of the bank can have written counts as none, and hides no other."""
     text = (body["metadata"].get("annotations") or {}).get(INCIDENTS_ANNOTATION, "")
     try:
         found = json.loads(text) if text else {}
-        marks = [CordonMark(incident=incident, **mark) for incident, mark in found.items()]
-    except (ValueError, TypeError, AttributeError, ValidationError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
-    return {mark.incident: mark for mark in marks}
+    marks: dict[str, CordonMark] = {}
+    for incident, mark in found.items() if isinstance(found, dict) else ():
+        with suppress(ValidationError, TypeError):  # a mapping's keys, or what is no mapping at all
+            marks[incident] = CordonMark(incident=incident, **mark)
+    return marks
 
 
 def _annotated(marks: dict[str, CordonMark]) -> Object:

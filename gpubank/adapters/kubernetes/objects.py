@@ -105,7 +105,14 @@ class KubernetesObjectStore:
         return await self._connection.delete(found, name, _namespace(found, namespace))
 
     async def patch_status(
-        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+        self,
+        kind: str,
+        name: str,
+        namespace: str | None,
+        status: Mapping[str, Any],
+        *,
+        seen: str,
+        dry_run: bool = False,
     ) -> None:
         """Replace the status; `ConflictError` if the object moved on since version `seen`, or is gone."""
         found = _kind(kind)
@@ -114,14 +121,15 @@ class KubernetesObjectStore:
             metadata["namespace"] = place
         body = {"apiVersion": found.api_version, "kind": found.name, "metadata": metadata, "status": dict(status)}
         try:
-            written = await self._connection.replace(found, body, strict=True, subresource="status")
+            written = await self._connection.replace(found, body, strict=True, subresource="status", dry_run=dry_run)
         except ApiNotFoundError as error:
             raise ConflictError(f"{kind} {name!r} is gone: its status cannot be written; read again") from error
         except ApiError as error:
             if error.is_refusal:
                 raise InvalidObjectError(f"status of {kind} {name!r}", _problems(error)) from error
             raise
-        self._by_name[found.name].absorb(written)
+        if not dry_run:
+            self._by_name[found.name].absorb(written)
 
     async def set_finalizer(self, kind: str, name: str, namespace: str | None, *, held: bool) -> None:
         """Hold or release the bank's finalizer; an object that is gone needs neither."""

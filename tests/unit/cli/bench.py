@@ -76,13 +76,21 @@ class FakeCluster:
         return await self.get(kind, name, namespace) is not None
 
     async def patch_status(
-        self, kind: str, name: str, namespace: str | None, status: Mapping[str, Any], *, seen: str
+        self,
+        kind: str,
+        name: str,
+        namespace: str | None,
+        status: Mapping[str, Any],
+        *,
+        seen: str,
+        dry_run: bool = False,
     ) -> None:
         body = await self.get(kind, name, namespace)
         assert body is not None
         if body["metadata"].get("resourceVersion", "") != seen:
             raise ConflictError(f"{kind} {name!r} has moved on since version {seen!r}: read again, decide again")
-        body["status"] = dict(status)
+        if not dry_run:
+            body["status"] = dict(status)
 
     async def observe(self, pool: str) -> PoolFacts:
         if self.broken:

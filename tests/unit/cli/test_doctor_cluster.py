@@ -52,12 +52,12 @@ class FakeApi:
             raise ApiError("forbidden", {"code": 403})
         return next((body for body in self.crds.values() if body and body["metadata"]["name"] == name), None)
 
-    async def page(self, kind: Kind, *, selectors: Any, token: str = "") -> Any:
+    async def all(self, kind: Kind) -> Any:
         items = {
             "GPUPool": self.pools,
             "BusinessGroup": [{"metadata": {"name": "search"}, "spec": {"namespaces": ["team-b", "team-a"]}}],
         }
-        return items.get(kind.name, []), "1", ""
+        return items.get(kind.name, [])
 
 
 class CheckedCluster(KubernetesCluster):
