@@ -46,7 +46,7 @@ def waits_for(state: ReclaimState, gpus: int, *, victims: int) -> bool:
 
 
 async def ended(bank: FakeBank) -> DemandProgress:
-    """See the demand end: by the Reclaim, or by the controller, who may be the first to see that nothing is beyond it."""
+    """See the demand end: by the Reclaim, or by the controller, who may be first to see that nothing is beyond it."""
     state = await bank.reclaim_where("serving", lambda state: state.demands[0].phase in ENDED)
     return state.demands[0]
 
