@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.report import Report, arguments, percentile, positive, ratio, spread
+from benchmarks.timeline import Moment, timeline
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, POD, RESOURCE_FLAVOR, WORKLOAD, Kind, Object
 from gpubank.adapters.kubernetes.kueue import queues
@@ -35,7 +36,7 @@ from gpubank.domain.contract import (
     local_own_queue,
 )
 from gpubank.domain.pool import DEFAULT_RESOURCE
-from gpubank.domain.recall import loan_id
+from gpubank.domain.recall import loan_id, reclaim_id
 from gpubank.lab import Lab
 from gpubank.lab.names import POOL_LABEL
 from gpubank.lab.postgres import Postgres
@@ -103,6 +104,9 @@ class BankSide:
         self.events: list[int] = []
         """Events in the history of each Loan: granted, recalled, saved, stopped, ended."""
 
+        self.workflows: dict[str, str] = {}
+        """Ids of the last pair's workflows."""
+
     async def begin(self) -> None:
         """Make the pool and its groups."""
         await self._bank.agree((GPUS,), vision=GPUS, search=0)
@@ -129,9 +133,23 @@ class BankSide:
         await self._bank.drop("search", f"train-{number}")
         await self._bank.drop("vision", f"batch-{number}")
         await self._bank.until(empty, "the pool is empty")
+        self.workflows = {
+            "loan": loan,
+            "reclaim": reclaim_id(self._world.cluster, self._world.pool, self._bank.name("vision")),
+        }
         closed = self._bank.client.temporal.get_workflow_handle(loan)
         await closed.result()
         self.events.append((await closed.describe()).history_length)
+
+    async def moments(self, since: datetime) -> list[Moment]:
+        """Return what the last pair's workflows did since, in order."""
+        client = self._bank.client.temporal
+        found = [
+            moment
+            for name, workflow in self.workflows.items()
+            async for moment in timeline(client, name, workflow, since)
+        ]
+        return sorted(found, key=lambda moment: moment.scheduled)
 
     async def steps(self, number: int, since: datetime) -> dict[str, float]:
         """Return seconds from `since` to each of the bank's steps, as the audit trail has them."""
@@ -250,11 +268,12 @@ async def sides(folder: Path) -> AsyncIterator[tuple[BankSide, KueueSide]]:
         yield BankSide(bank, bank.world), KueueSide(peer, folder / "peer")
 
 
-async def measure(pairs: int) -> Report:
+async def measure(pairs: int, *, moments: bool = False) -> Report:
     """Measure pair after pair, the first to go first in turn."""
     report = Report("from demand to admitted", ("side", "what", "p50 s", "p95 s", "max s"))
     times: dict[str, list[Reclaimed]] = {}
     steps: dict[str, list[float]] = {}
+    stories: list[tuple[float, list[Moment]]] = []
     with tempfile.TemporaryDirectory() as name:
         async with sides(Path(name)) as (bank, kueue):
             for side in (bank, kueue):
@@ -270,10 +289,16 @@ async def measure(pairs: int) -> Report:
                     if number and isinstance(side, BankSide):
                         for step, seconds in (await side.steps(number, since)).items():
                             steps.setdefault(step, []).append(seconds)
+                        stories.append((found.admitted, await side.moments(since) if moments else []))
             events = spread([float(each) for each in bank.events])
     _tell(report, times, steps)
     report.row("bank", "events per loan's life (not s)", events["p50"], events["p95"], events["max"])
     report.figures["loan_life_events"] = events
+    if moments:
+        stories.sort(key=lambda story: story[0])
+        for admitted, story in (stories[len(stories) // 2], stories[-1]):
+            sys.stdout.write(f"admitted after {admitted:.3f} s; seconds: scheduled, until started, until ended\n")
+            sys.stdout.writelines(f"{moment}\n" for moment in story)
     return report
 
 
@@ -299,8 +324,9 @@ def main(arguments_: Sequence[str] | None = None) -> None:
     """Run from the command line."""
     parser = arguments("From an owner's demand to its admission: the bank over Kueue's own preemption.")
     parser.add_argument("--pairs", type=positive, default=30, help="measurements of each side, after one to warm up")
+    parser.add_argument("--moments", action="store_true", help="print every step of the median and the slowest reclaim")
     given = parser.parse_args(arguments_)
-    asyncio.run(measure(given.pairs)).finish(given.json)
+    asyncio.run(measure(given.pairs, moments=given.moments)).finish(given.json)
 
 
 if __name__ == "__main__":

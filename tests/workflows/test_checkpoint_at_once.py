@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 from temporalio.testing import ActivityEnvironment
 
+from activities import checkpoints
 from activities.checkpoints import CheckpointActivities
 from activities.pools import Pools
 from gpubank.decide.attest import AttestPolicy
@@ -67,8 +68,14 @@ async def test_what_takes_longer_or_is_not_there_yet_is_left_to_whoever_awaits_i
     assert found.requested_at is not None
 
 
-async def test_hashes_of_whole_checkpoints_are_no_matter_of_a_moment() -> None:
-    assert not (await ask(Trainers(), hashes=True)).is_last
+@pytest.mark.parametrize(("small", "at_once"), [(checkpoints.SMALL, True), (1, False)])
+async def test_hashes_of_large_checkpoints_are_no_matter_of_a_moment(
+    monkeypatch: pytest.MonkeyPatch, small: int, at_once: bool
+) -> None:
+    monkeypatch.setattr(checkpoints, "SMALL", small)
+    found = await ask(Trainers(), hashes=True)
+    assert found.is_last is at_once
+    assert ("NotHashed" in found.failure) is at_once, "what is judged is found to be without hashes"
 
 
 async def test_a_trainer_that_cannot_save_says_so_at_once() -> None:

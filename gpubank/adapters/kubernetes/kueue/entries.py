@@ -99,6 +99,8 @@ class JobEntry:
     uid: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    suspended: bool = False
+    """Whether it is to have no pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +232,13 @@ def read_node(body: Object, before: NodeEntry | None = None) -> NodeEntry | None
 
 
 def read_job(body: Object, before: JobEntry | None = None) -> JobEntry | None:
-    """Read a Job; None for one that says nothing of the bank's contract."""
+    """Read a Job; None for one that says nothing of the bank's contract and is not suspended."""
     metadata = body["metadata"]
     labels, annotations = _ours(metadata.get("labels") or {}), _ours(metadata.get("annotations") or {})
-    if not labels and not annotations:
+    suspended = bool((body.get("spec") or {}).get("suspend"))
+    if not labels and not annotations and not suspended:
         return None
-    return JobEntry(metadata["uid"], labels, annotations)
+    return JobEntry(metadata["uid"], labels, annotations, suspended)
 
 
 class WorkloadReader:

@@ -75,12 +75,12 @@ class PoolReader:
         seats = self._read_seats(seen.queues)
         resource = next((name for body in seen.queues.values() if (name := queues.resource_of(body))), "")
         pods = [pod for pod in seen.pods if pod.requests.get(resource)]
-        reserved = self._read_workloads(seen, seats, resource, pods, at)
+        held, let_go = self._read_workloads(seen, seats, resource, pods, at)
         return PoolFacts(
             cluster=self._cluster,
             pool=self._pool,
             at=at,
-            queues=self._read_queues(seen, seats, reserved),
+            queues=self._read_queues(seen, seats, held, let_go),
             workloads=self._workloads,
             nodes=self._read_nodes(seen, pods, resource),
             fail_safe_epoch=queues.fail_safe_epoch(seen.cohort),
@@ -89,14 +89,17 @@ class PoolReader:
 
     def _read_workloads(
         self, seen: Seen, seats: Mapping[str, Seat], resource: str, pods: Sequence[PodEntry], at: datetime
-    ) -> Mapping[str, int]:
-        """Read every Workload whose entry, pods or job has changed, or that time changes; return what queues hold."""
+    ) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Read every Workload whose entry, pods or job has changed, or that time changes.
+
+        Return what is held of each queue, and what of it Kueue still counts though it is let go.
+        """
         moved = self._staff.follow(pods) | (seen.jobs.keys() ^ self._jobs.keys())
         moved |= {uid for uid, job in seen.jobs.items() if self._jobs.get(uid) is not job}
         frame = (resource, seats, seen.local_queues)
         known = self._read_before if frame == self._frame else {}
         now: dict[str, _Read] = {}
-        reserved = defaultdict[str, int](int)
+        held, let_go = defaultdict[str, int](int), defaultdict[str, int](int)
         changed, left = known is not self._read_before, len(known)
         for entry in seen.workloads:
             uid = entry.uid
@@ -108,12 +111,14 @@ class PoolReader:
                 read = fresh
             now[uid] = read
             if read.held:
-                reserved[read.queue] += read.held
+                held[read.queue] += read.held
+            if read.let_go:
+                let_go[read.queue] += read.let_go
         if changed or left:
             made = sorted((read for read in now.values() if read.facts is not None), key=attrgetter("order"))
             self._workloads = tuple(read.facts for read in made if read.facts is not None)
         self._read_before, self._frame, self._jobs = now, frame, seen.jobs
-        return reserved
+        return held, let_go
 
     def _read_one(
         self, entry: WorkloadEntry, seen: Seen, seats: Mapping[str, Seat], resource: str, at: datetime
@@ -125,14 +130,16 @@ class PoolReader:
         order = (entry.created_at, entry.uid)
         if queue not in seats:
             return _Read(entry, about, order)
-        held = entry.gpus(resource) if holds else 0
+        pods, jobs = self._staff.of(entry), _jobs(entry, seen.jobs)
+        gone = holds and _has_let_go(entry, pods, jobs)
+        held, let_go = (entry.gpus(resource) if each else 0 for each in (holds and not gone, gone))
         if not entry.declares(resource) or _long_finished(entry, at):
-            return _Read(entry, about, order, queue, held)
-        case = _Case(entry, seats[queue], resource, self._staff.of(entry), _jobs(entry, seen.jobs), _wait(entry, at))
+            return _Read(entry, about, order, queue, held, let_go)
+        case = _Case(entry, seats[queue], resource, pods, jobs, _wait(entry, at))
         before = self._read_before.get(entry.uid)
         facts = before.facts if before is not None and before.case == case else _workload(case)
         with_time = entry.finished or entry.requeue_at is not None
-        return _Read(entry, about, order, queue, held, case, facts, with_time)
+        return _Read(entry, about, order, queue, held, let_go, case, facts, with_time)
 
     def _read_seats(self, bodies: Mapping[str, Object]) -> dict[str, Seat]:
         known, self._seats = self._seats, {}
@@ -145,15 +152,15 @@ class PoolReader:
         return {name: seat for name, (_, seat) in self._seats.items() if seat is not None}
 
     def _read_queues(
-        self, seen: Seen, seats: Mapping[str, Seat], reserved: Mapping[str, int]
+        self, seen: Seen, seats: Mapping[str, Seat], held: Mapping[str, int], let_go: Mapping[str, int]
     ) -> tuple[QueueFacts, ...]:
         known, self._queues = self._queues, {}
         for name in sorted(seats):
-            body, held = seen.queues[name], reserved.get(name, 0)
-            case = (held, seen.fenced.get(name, queues.NO_STAMP))
+            body = seen.queues[name]
+            case = (held.get(name, 0), let_go.get(name, 0), seen.fenced.get(name, queues.NO_STAMP))
             before = known.get(name)
             if before is None or before[0][0] is not body or before[0][1:] != case:
-                before = ((body, *case), _queue(name, seats[name], body, held, seen.fenced))
+                before = ((body, *case), _queue(name, seats[name], body, *case))
             self._queues[name] = before
         return tuple(facts for _, facts in self._queues.values())
 
@@ -190,6 +197,9 @@ class _Read:
     held: int = 0
     """GPUs that it holds of the queue."""
 
+    let_go: int = 0
+    """GPUs of the queue that it is only booked for; see `_has_let_go`."""
+
     case: "_Case | None" = None
     facts: WorkloadFacts | None = None
     """None where it does not concern the pool."""
@@ -209,16 +219,16 @@ class _Case(NamedTuple):
     wait: tuple[Wait, datetime]
 
 
-def _queue(name: str, seat: Seat, body: Object, reserved: int, fenced: Mapping[str, int]) -> QueueFacts:
+def _queue(name: str, seat: Seat, body: Object, held: int, let_go: int, fenced: int) -> QueueFacts:
     return QueueFacts(
         name=name,
         group=seat.group,
         kind=seat.side,
         nominal=queues.nominal(body),
         # Kueue's sum and the Workloads are told at different moments; GPUs are free when both say so.
-        reserved=max(queues.reserved(body), reserved),
+        reserved=max(queues.reserved(body) - let_go, held),
         stamp=queues.stamp(body),
-        fenced=fenced.get(name, queues.NO_STAMP),
+        fenced=fenced,
         fail_safe=queues.in_cohort(body),
     )
 
@@ -282,7 +292,7 @@ def _workload(case: _Case) -> WorkloadFacts:
         priority_class=entry.priority_class,
         created_at=entry.created_at,
         active=entry.active,
-        reserved=entry.reserved,
+        reserved=entry.reserved and not _has_let_go(entry, pods, jobs),
         admitted_at=admitted.since if admitted and admitted.status else None,
         finished=entry.finished,
         wait=wait,
@@ -319,6 +329,17 @@ def _wait(entry: WorkloadEntry, at: datetime) -> tuple[Wait, datetime]:
     if entry.requeue_at > at:
         return Wait.BACKOFF, entry.state_since
     return entry.wait, max(entry.state_since, entry.requeue_at)
+
+
+def _has_let_go(entry: WorkloadEntry, pods: tuple[PodEntry, ...], jobs: tuple[JobEntry, ...]) -> bool:
+    """Whether a Workload that Kueue still books is off, its Jobs suspended, its pods gone: its GPUs are free.
+
+    Kueue books until the Job's status counts no active pod, which the Job controller writes up to a second after the
+    last one has gone (ADR-0011). Of other kinds nobody knows but Kueue.
+    """
+    evicted = entry.conditions.get("Evicted")
+    stopped = not entry.active and evicted is not None and evicted.status
+    return stopped and not pods and len(jobs) == len(entry.owners) > 0 and all(job.suspended for job in jobs)
 
 
 def _jobs(entry: WorkloadEntry, jobs: Mapping[str, JobEntry]) -> tuple[JobEntry, ...]:

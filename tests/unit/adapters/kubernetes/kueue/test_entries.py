@@ -216,6 +216,9 @@ def test_a_node_without_devices_is_no_entry() -> None:
 
 def test_only_jobs_that_say_something_to_the_bank_are_kept() -> None:
     assert read_job({"metadata": {"uid": "j", "labels": {"app": "x"}}}) is None
+    off = read_job({"metadata": {"uid": "j"}, "spec": {"suspend": True}})
+    assert off is not None
+    assert off.suspended
     entry = read_job({"metadata": {"uid": "j", "labels": {"app": "x", RETRYABLE_LABEL: "true"}}})
     assert entry is not None
     assert entry.labels == {RETRYABLE_LABEL: "true"}

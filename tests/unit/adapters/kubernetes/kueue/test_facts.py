@@ -111,12 +111,56 @@ def facts(
     return (reader or PoolReader("c", "h100")).read(seen, at=at)
 
 
+def suspended(name: str) -> JobEntry:
+    return JobEntry(f"job-{name}", {}, {}, suspended=True)
+
+
 @pytest.mark.parametrize(("told", "want"), [(0, 16), (24, 24)])
 def test_gpus_are_free_only_when_both_the_queue_and_the_workloads_say_so(told: int, want: int) -> None:
     running = workload("w", cluster_queue="ads.h100.own", conditions=holds("QuotaReserved"))
     found = facts(running, own=queue(Side.OWN, 16, told)).queue("ads", Side.OWN)
     assert found is not None
     assert (found.nominal, found.reserved) == (16, want)
+
+
+STOPPED = {"cluster_queue": "ads.h100.own", "active": False, "conditions": holds("QuotaReserved", "Evicted")}
+
+
+@pytest.mark.parametrize(
+    ("entry", "pods", "jobs", "holds_gpus"),
+    [
+        pytest.param(workload("w", **STOPPED), [], [suspended("w")], False, id="stopped, suspended and without pods"),
+        pytest.param(
+            workload("w", **STOPPED), [pod("p", owner="job-w")], [suspended("w")], True, id="a pod still ends"
+        ),
+        pytest.param(workload("w", **STOPPED), [], [], True, id="its job may still make pods"),
+        pytest.param(
+            workload("w", **{**STOPPED, "active": True}), [], [suspended("w")], True, id="somebody has resumed it"
+        ),
+        pytest.param(
+            workload("w", **{**STOPPED, "conditions": holds("QuotaReserved")}),
+            [],
+            [suspended("w")],
+            True,
+            id="Kueue has not evicted it",
+        ),
+        pytest.param(
+            workload("w", **STOPPED, owners=(Owner("RayCluster", "r", "r-uid"),)),
+            [],
+            [],
+            True,
+            id="a kind of which only Kueue knows when it is over",
+        ),
+    ],
+)
+def test_gpus_are_free_as_soon_as_nothing_can_use_them_although_kueue_still_books_them(
+    entry: WorkloadEntry, pods: list[PodEntry], jobs: list[JobEntry], holds_gpus: bool
+) -> None:
+    found = facts(entry, pods=pods, jobs={job.uid: job for job in jobs}, own=queue(Side.OWN, 16, 16 + 8))
+    (seen,) = found.workloads
+    own = found.queue("ads", Side.OWN)
+    assert own is not None
+    assert (seen.reserved, seen.gone, own.reserved) == (holds_gpus, not holds_gpus, 24 if holds_gpus else 8)
 
 
 def test_a_finished_workload_is_told_for_a_while_and_reserves_nothing() -> None:
