@@ -101,9 +101,7 @@ class BankSide:
     def __init__(self, bank: Bank, world: KueueWorld) -> None:
         self._bank, self._world = bank, world
         self._gate = bank.gate(opened=True)
-        self.events: list[int] = []
-        """Events in the history of each Loan: granted, recalled, saved, stopped, ended."""
-
+        self._loans: list[str] = []
         self.workflows: dict[str, str] = {}
         """Ids of the last pair's workflows."""
 
@@ -137,9 +135,16 @@ class BankSide:
             "loan": loan,
             "reclaim": reclaim_id(self._world.cluster, self._world.pool, self._bank.name("vision")),
         }
-        closed = self._bank.client.temporal.get_workflow_handle(loan)
-        await closed.result()
-        self.events.append((await closed.describe()).history_length)
+        self._loans.append(loan)
+
+    async def events(self) -> list[int]:
+        """Return the events in the history of each Loan: granted, recalled, saved, stopped, ended.
+
+        A parked Loan learns within half a minute that its job is gone; all are waited for together.
+        """
+        handles = [self._bank.client.temporal.get_workflow_handle(loan) for loan in self._loans]
+        await asyncio.gather(*(handle.result() for handle in handles))
+        return [(await handle.describe()).history_length for handle in handles]
 
     async def moments(self, since: datetime) -> list[Moment]:
         """Return what the last pair's workflows did since, in order."""
@@ -290,7 +295,7 @@ async def measure(pairs: int, *, moments: bool = False) -> Report:
                         for step, seconds in (await side.steps(number, since)).items():
                             steps.setdefault(step, []).append(seconds)
                         stories.append((found.admitted, await side.moments(since) if moments else []))
-            events = spread([float(each) for each in bank.events])
+            events = spread([float(each) for each in await bank.events()])
     _tell(report, times, steps)
     report.row("bank", "events per loan's life (not s)", events["p50"], events["p95"], events["max"])
     report.figures["loan_life_events"] = events
