@@ -1,0 +1,23 @@
+"""The commands of pages about a bank on a cluster are run, in order, on a lab and a bank that the pages have set up."""
+
+import pytest
+
+from tests.docs.cluster import ReadBank, ReadLab
+from tests.docs.onthelab import SCENES
+
+pytestmark = [pytest.mark.temporal, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_the_lab_that_a_page_starts_runs(read_lab: ReadLab) -> None:
+    assert read_lab.lab.is_up()
+    await read_lab.page.to_the_end()
+
+
+async def test_the_bank_that_a_page_installs_has_the_pool_of_the_examples(read_bank: ReadBank) -> None:
+    read_bank.processes.check()
+
+
+@pytest.mark.parametrize("page", SCENES)
+async def test_the_commands_of_a_page_do_what_it_says(read_bank: ReadBank, page: str) -> None:
+    await SCENES[page](read_bank)
+    read_bank.processes.check()
