@@ -60,11 +60,14 @@ class ReadLab:
     @contextlib.contextmanager
     def walk(self, page: str, names: Mapping[str, str] | None = None, **env: str) -> Iterator[Walk]:
         """Open a page in a terminal of its own."""
-        terminal = self.folder / ".terminals" / Path(page).stem
-        with Shell(terminal, {**self.env, **env}, self.folder) as shell:
+        with self.terminal(page, **env) as shell:
             walk = Walk(page, shell, names)
             yield walk
             assert not walk.left, f"{walk.left[0]} was not reached"
+
+    def terminal(self, page: str, **env: str) -> Shell:
+        """Open a terminal."""
+        return Shell(self.folder / ".terminals" / Path(page).stem, {**self.env, **env}, self.folder)
 
 
 @dataclass
@@ -75,6 +78,8 @@ class ReadBank:
     processes: LabBank
     client: BankClient
     ledger: SqlLedger
+    page: Walk
+    """The page that installed it, with what it says about the removal."""
 
     @property
     def lab(self) -> Lab:
@@ -124,7 +129,8 @@ async def read_bank(machine: ReadLab, postgres: Postgres) -> AsyncIterator[ReadB
         machine.env["GPUBANK_CONFIG"] = str(_own_settings(settings, folder / "reader.yaml"))
         # The tests' server has a database of that name already: it makes one for its own user.
         names = {"createdb gpubank": f"createdb {DATABASE}", "YOURS": OVERLAY, "PASSWORD": "secret", "KEY": "key"}
-        walk = stack.enter_context(machine.walk(INSTALL_PAGE, names))
+        names |= {"NAMESPACE": "search", "NAME": "train"}
+        walk = Walk(INSTALL_PAGE, stack.enter_context(machine.terminal(INSTALL_PAGE)), names)
         await walk.on_to("createdb")
         _write_overlay(machine.folder / "manifests" / "overlays", server.address)
         await walk.on_to("kubectl -n gpubank-system rollout status")
@@ -133,9 +139,10 @@ async def read_bank(machine: ReadLab, postgres: Postgres) -> AsyncIterator[ReadB
         await asyncio.to_thread(processes.start)
         await walk.on_to("kubectl get gpupools")
         await asyncio.to_thread(_prepare_examples, machine.lab)
-        await walk.to_the_end()
+        await walk.on_to("kubectl get gpuquotapolicies")
         client = await BankClient.connect(TemporalSettings(address=server.address, namespace=NAMESPACE))
-        bank = ReadBank(machine, processes, client, await stack.enter_async_context(await SqlLedger.open(ledger)))
+        books = await stack.enter_async_context(await SqlLedger.open(ledger))
+        bank = ReadBank(machine, processes, client, books, walk)
         await _borrow(bank)
         yield bank
 

@@ -59,3 +59,15 @@ EXEMPT: Final[Mapping[tuple[str, str], Exemption]] = {
         " | grep 9410.*/readyz",
     ),
 }
+
+NAMED: Final = frozenset(
+    {
+        "kubectl apply",
+        "kubectl describe",
+        "kubectl exec",
+        "kubectl gpubank",
+        "kubectl logs",
+        "temporal workflow terminate",
+    }
+)
+"""Commands that pages name in their text without saying of what; they are asked for their help instead."""

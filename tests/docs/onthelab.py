@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,13 +16,15 @@ from gpubank.domain.incident import Asks, IncidentPhase, incident_id
 from gpubank.lab.access import namespace
 from gpubank.lab.bank import SYSTEM_NAMESPACE, BankProcess
 from tests.docs.cluster import CLUSTER, NAMESPACE, OVERLAY, POOL, ReadBank
-from tests.docs.reading import written
+from tests.docs.exempt import NAMED
+from tests.docs.reading import Command, spoken, written
 from tests.docs.shell import Ran
 from tests.docs.walk import Walk
 from tests.fakes.certificates import Certificates
 from tests.fakes.node import FakeNode
 from tests.support.waiting import seen
 
+GROUP: Final = "platform.aik8s.run"
 HOW_TO: Final = "docs/how-to"
 PIA: Final = "pia@platform"
 
@@ -129,12 +132,15 @@ async def _closed(bank: ReadBank, node: str) -> AsyncIterator[None]:
 
 async def install_node_agent(bank: ReadBank) -> None:
     folder = bank.machine.folder
-    overlays = folder / "manifests" / "nodeagent" / "overlays"
     _certificates(folder)
-    with bank.machine.walk(
-        f"{HOW_TO}/install-node-agent.md", {"NODE": bank.node(0, "h100-pool"), "YOURS": "full"}
-    ) as walk:
-        assert (overlays / "full").is_dir()
+    overlays = folder / "manifests" / "nodeagent" / "overlays"
+    shutil.copytree(overlays / "full", overlays / OVERLAY)
+    file = overlays / OVERLAY / "kustomization.yaml"
+    changed = yaml.safe_load(file.read_text())
+    changed.setdefault("components", []).append("../../components/metadata")
+    file.write_text(yaml.safe_dump(changed))
+    names = {"NODE": bank.node(0, "h100-pool"), "YOURS": OVERLAY}
+    with bank.machine.walk(f"{HOW_TO}/install-node-agent.md", names) as walk:
         await walk.to_the_end()
 
 
@@ -155,12 +161,15 @@ async def upgrade(bank: ReadBank) -> None:
         await _worker(stack, bank, "0.2.0")
         await walk.on_to("kubectl apply")
         await _taken(walk, f"temporal worker deployment describe --name gpubank --namespace {NAMESPACE} | grep 0.2.0")
+        ramp, *_ = [each for each in spoken() if each.text.startswith(RAMP)]
+        await Walk(walk.page, walk.shell, left=[ramp]).on_to(RAMP, typed="y\n")
         await walk.on_to(CURRENT, typed="y\n")
         await walk.on_to(CURRENT, typed="y\n")
         await walk.to_the_end()
         await _taken(walk, f"{CURRENT} --unversioned --yes --namespace {NAMESPACE}")
 
 
+RAMP: Final = "temporal worker deployment set-ramping-version"
 CURRENT: Final = "temporal worker deployment set-current-version --deployment-name gpubank"
 
 
@@ -188,6 +197,33 @@ async def _taken(walk: Walk, command: str) -> None:
         return last.code == 0
 
     await seen(taken, command, 60, say=lambda: last.said, every=0.5)
+
+
+async def in_passing(bank: ReadBank) -> None:
+    """Run what pages name in their text, and nobody's scene has run."""
+    said = [each for each in spoken() if not each.text.startswith(RAMP)]
+    assert {each.text for each in said} >= NAMED
+    left = [Command(each.page, each.line, f"{each.text} --help") if each.text in NAMED else each for each in said]
+    names = {
+        "CLUSTER": CLUSTER,
+        "POOL": POOL,
+        "NODE": bank.node(0),
+        "YOURS": OVERLAY,
+        "job NAME": "job train -n search",
+    }
+    names |= {f"{lease}-CLUSTER-POOL": f"{lease}-{CLUSTER}-{POOL}" for lease in ("loop", "heartbeat")}
+    with bank.machine.terminal("in-passing", EDITOR="true") as shell:
+        await Walk("in passing", shell, names, left).to_the_end()
+
+
+async def remove(bank: ReadBank) -> None:
+    """Go on with the page that installed the bank, to its end; nothing of the bank is left then."""
+    await bank.page.to_the_end(timeout=120)
+    with bank.lab.api() as api:
+        kinds = api.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+        queues = api.request("GET", "/apis/kueue.x-k8s.io/v1beta2/clusterqueues")["items"]
+    assert [each["metadata"]["name"] for each in kinds if each["spec"]["group"] == GROUP] == []
+    assert [each["metadata"]["name"] for each in queues] == []
 
 
 SCENES: Final[Mapping[str, Callable[[ReadBank], Awaitable[None]]]] = {

@@ -26,6 +26,9 @@ PROGRAMS: Final = frozenset(
 )
 """Programs that pages tell to run; a line in a block of text that begins with one would be a command in disguise."""
 
+CLUSTER_PROGRAMS: Final = frozenset({"kubectl", "temporal"})
+"""Programs of which commands in a page's text are run too."""
+
 _PROMPT: Final = "$ "
 _MORE: Final = "\\"
 
@@ -91,6 +94,18 @@ def blocks(page: str, text: str | None = None) -> list[Block]:
 def commands(page: str, text: str | None = None) -> list[Command]:
     """Return the commands of a page, in order; raise DocumentError where a block is not what its language says."""
     return [command for block in blocks(page, text) for command in _commands(block)]
+
+
+def spoken() -> list[Command]:
+    """Return the commands of CLUSTER_PROGRAMS that pages name in their text, each once, where it comes first."""
+    found: dict[str, Command] = {}
+    for page in pages():
+        for token in MarkdownIt().enable("table").parse((ROOT / page).read_text()):
+            for child in token.children or ():
+                text = child.content
+                if child.type == "code_inline" and text.split(" ")[0] in CLUSTER_PROGRAMS and " " in text:
+                    found.setdefault(text, Command(page, (token.map or [0])[0] + 1, text))
+    return list(found.values())
 
 
 def written(page: str) -> list[Any]:

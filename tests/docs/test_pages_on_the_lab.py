@@ -3,7 +3,7 @@
 import pytest
 
 from tests.docs.cluster import ReadBank, ReadLab
-from tests.docs.onthelab import SCENES
+from tests.docs.onthelab import SCENES, in_passing, remove
 
 pytestmark = [pytest.mark.temporal, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
@@ -21,3 +21,12 @@ async def test_the_bank_that_a_page_installs_has_the_pool_of_the_examples(read_b
 async def test_the_commands_of_a_page_do_what_it_says(read_bank: ReadBank, page: str) -> None:
     await SCENES[page](read_bank)
     read_bank.processes.check()
+
+
+async def test_the_commands_that_pages_name_in_passing_are_taken(read_bank: ReadBank) -> None:
+    await in_passing(read_bank)
+
+
+async def test_the_bank_is_removed_as_its_page_says(read_bank: ReadBank) -> None:
+    """The last of this module: no bank is left for another."""
+    await remove(read_bank)

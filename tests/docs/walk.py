@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tests.docs.exempt import EXEMPT
 from tests.docs.reading import Command, commands
@@ -14,10 +14,19 @@ class Walk:
     page shows.
     """
 
-    def __init__(self, page: str, shell: Shell, names: Mapping[str, str] | None = None) -> None:
-        """Open a page; `names` says what a reader writes in place of each placeholder."""
+    def __init__(
+        self,
+        page: str,
+        shell: Shell,
+        names: Mapping[str, str] | None = None,
+        left: Sequence[Command] | None = None,
+    ) -> None:
+        """Open a page; `names` says what a reader writes in place of each placeholder.
+
+        With `left` it is these commands instead, from wherever they are.
+        """
         self.page, self.shell = page, shell
-        self.left = commands(page)
+        self.left = list(commands(page) if left is None else left)
         """What has not been run yet."""
         self._names = dict(names or {})
         text = "\n".join("\n".join((each.text, *each.shown)) for each in self.left)

@@ -46,11 +46,11 @@ def kubectl(request: pytest.FixtureRequest) -> Path:
     return build(KUBECTL).binary
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def read_lab(
     request: pytest.FixtureRequest, kubectl: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> "AsyncIterator[ReadLab]":
-    """A lab that was started by the page that says how, and a reader's machine with it."""
+    """A lab that was started by the page that says how, and a reader's machine with it; one module reads all pages."""
     from tests.docs.cluster import read_lab
 
     built_or_missing(request.config)
@@ -58,7 +58,7 @@ async def read_lab(
         yield lab
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def read_bank(read_lab: "ReadLab", postgres_server: "Postgres") -> "AsyncIterator[ReadBank]":
     """A bank that was installed by the page that says how, in the lab of `read_lab`, with work in its pool."""
     from tests.docs.cluster import read_bank
