@@ -135,10 +135,6 @@ async def install_node_agent(bank: ReadBank) -> None:
     _certificates(folder)
     overlays = folder / "manifests" / "nodeagent" / "overlays"
     shutil.copytree(overlays / "full", overlays / OVERLAY)
-    file = overlays / OVERLAY / "kustomization.yaml"
-    changed = yaml.safe_load(file.read_text())
-    changed.setdefault("components", []).append("../../components/metadata")
-    file.write_text(yaml.safe_dump(changed))
     names = {"NODE": bank.node(0, "h100-pool"), "YOURS": OVERLAY}
     with bank.machine.walk(f"{HOW_TO}/install-node-agent.md", names) as walk:
         await walk.to_the_end()

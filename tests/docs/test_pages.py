@@ -6,7 +6,9 @@ import pytest
 
 from tests.docs.offline import SCENES, Desk
 from tests.docs.shell import checkout, environment
+from tests.docs.walk import lacking
 from tests.native.facts import ENVIRONMENT, NvmlFacts
+from tests.plugins.lab import missing
 
 
 @pytest.fixture
@@ -21,4 +23,6 @@ def desk(tmp_path: Path, nvml_library: Path) -> Desk:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", SCENES)
 async def test_the_commands_of_a_page_do_what_it_says(desk: Desk, page: str) -> None:
+    if lacks := lacking(page, desk.env):
+        missing(f"{page} is not read: this machine has no {', '.join(lacks)}")
     await SCENES[page](desk)

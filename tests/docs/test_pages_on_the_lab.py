@@ -4,6 +4,8 @@ import pytest
 
 from tests.docs.cluster import ReadBank, ReadLab
 from tests.docs.onthelab import SCENES, in_passing, remove
+from tests.docs.walk import lacking
+from tests.plugins.lab import missing
 
 pytestmark = [pytest.mark.temporal, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
@@ -19,6 +21,8 @@ async def test_the_bank_that_a_page_installs_has_the_pool_of_the_examples(read_b
 
 @pytest.mark.parametrize("page", SCENES)
 async def test_the_commands_of_a_page_do_what_it_says(read_bank: ReadBank, page: str) -> None:
+    if lacks := lacking(page, read_bank.machine.env):
+        missing(f"{page} is not read: this machine has no {', '.join(lacks)}")
     await SCENES[page](read_bank)
     read_bank.processes.check()
 

@@ -9,7 +9,7 @@ from tests.docs import cluster, offline, onthelab
 from tests.docs.exempt import EXEMPT, Why
 from tests.docs.reading import Command, DocumentError, commands, pages
 from tests.docs.shell import Shell
-from tests.docs.walk import Walk
+from tests.docs.walk import Walk, lacking
 
 EVERY = [command for page in pages() for command in commands(page)]
 
@@ -33,6 +33,11 @@ def test_nearly_every_command_is_run_as_it_stands() -> None:
 def test_a_command_is_whole(command: Command) -> None:
     done = subprocess.run(["bash", "-n"], input=command.text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), str(command)
+
+
+def test_a_program_that_the_machine_has_not_got_is_known_before_a_page_is_read(tmp_path: Path) -> None:
+    assert lacking("docs/how-to/attribute-gpus.md", {"PATH": str(tmp_path)}) == ["openssl"]
+    assert lacking("docs/crash-matrix.md", {"PATH": str(tmp_path)}) == []
 
 
 # ---- the reader itself

@@ -2,11 +2,24 @@
 
 import asyncio
 import re
+import shutil
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from tests.docs.exempt import EXEMPT
 from tests.docs.reading import Command, commands
 from tests.docs.shell import Ran, Shell
+
+
+_BUILT_IN: Final = frozenset({"echo", "export", "kill", "until"})
+"""What bash does by itself."""
+
+
+def lacking(page: str, env: Mapping[str, str]) -> list[str]:
+    """Return the programs that a page's commands begin with and that this machine has not got."""
+    run = [each for each in commands(page) if (each.page, each.bare) not in EXEMPT]
+    words = {each.text.split()[0] for each in run} - _BUILT_IN
+    return sorted(word for word in words if "=" not in word and shutil.which(word, path=env["PATH"]) is None)
 
 
 class Walk:
