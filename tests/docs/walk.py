@@ -10,7 +10,6 @@ from tests.docs.exempt import EXEMPT
 from tests.docs.reading import Command, commands
 from tests.docs.shell import Ran, Shell
 
-
 _BUILT_IN: Final = frozenset({"echo", "export", "kill", "until"})
 """What bash does by itself."""
 
