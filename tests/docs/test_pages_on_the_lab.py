@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.docs.cluster import ReadBank, ReadLab
+from tests.docs.cluster import POOL, ReadBank, ReadLab
 from tests.docs.onthelab import SCENES, in_passing, remove
 from tests.docs.walk import lacking
 from tests.plugins.lab import missing
@@ -15,8 +15,18 @@ async def test_the_lab_that_a_page_starts_runs(read_lab: ReadLab) -> None:
     await read_lab.page.to_the_end()
 
 
-async def test_the_bank_that_a_page_installs_has_the_pool_of_the_examples(read_bank: ReadBank) -> None:
+async def test_the_bank_that_a_page_installs_has_the_examples_in_force(read_bank: ReadBank) -> None:
     read_bank.processes.check()
+    with read_bank.lab.api() as api:
+        pools, policies = (
+            api.request("GET", f"/apis/platform.aik8s.run/v1alpha1/{kind}")["items"]
+            for kind in ("gpupools", "gpuquotapolicies")
+        )
+    assert [(each["metadata"]["name"], each["status"]["allocatable"]) for each in pools] == [(POOL, 64)]
+    assert len(policies) == 2
+    for each in (*pools, *policies):
+        (ready,) = [found for found in each["status"]["conditions"] if found["type"] == "Ready"]
+        assert (ready["status"], ready["reason"]) == ("True", "Applied"), each["metadata"]["name"]
 
 
 @pytest.mark.parametrize("page", SCENES)
