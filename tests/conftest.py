@@ -19,6 +19,7 @@ pytest_plugins = (
     "tests.plugins.lab",  # first: others import it
     "tests.plugins.bank",
     "tests.plugins.core",
+    "tests.plugins.docs",
     "tests.plugins.exit",
     "tests.plugins.kubelet",
     "tests.plugins.ledger",

@@ -19,17 +19,23 @@ def hook() -> None:
 @app.command()
 def export(
     path: Annotated[
-        Path, typer.Argument(help="File to write, a folder to write it into, or '-' for standard output.")
-    ] = Path(FILE_NAME),
+        str,
+        typer.Argument(
+            help="File to write, a folder to write it into (made if it ends in a slash), or '-' for standard output.",
+        ),
+    ] = FILE_NAME,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there and differs.")] = False,
 ) -> None:
     """Write the hook as one file: standard library only, Python 3.9 and newer."""
     source = single_file()
-    if str(path) == "-":
+    if path == "-":
         sys.stdout.write(source)
         return
-    target = path / FILE_NAME if path.is_dir() else path
+    folder = path.endswith("/") or Path(path).is_dir()
+    target = Path(path, FILE_NAME) if folder else Path(path)
     try:
+        if folder:
+            target.parent.mkdir(parents=True, exist_ok=True)
         if not force and target.exists() and target.read_text(encoding="utf-8") != source:
             typer.echo(f"{str(target)!r} is there and differs; give --force to replace it", err=True)
             raise typer.Exit(1)

@@ -42,7 +42,7 @@ def page() -> str:
     parts += [f"| [`{path}`](#{_anchor(path)}) | {_cell(_help(command)[0])} |" for path, command in commands]
     for path, command in commands:
         first, *rest = _help(command)
-        parts += ["", f"### {path}", "", "```", _usage(command, path), "```", "", first]
+        parts += ["", f"### {path}", "", "```text", _usage(command, path), "```", "", first]
         parts += [line for paragraph in rest for line in ("", paragraph)]
         if rows := _options(command, path):
             parts += ["", *rows[:-1]]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _BUILT_APART = {"promtool", "prometheus_binary"}
 """Fixtures of servers that a test can have without the lab's others; see the plugin `prometheus`."""
-_MARKS = {"postgres_server": "postgres", **dict.fromkeys(("lab", "kubelet_lab", *_BUILT_APART), "lab")}
-"""Mark by fixture, of this plugin and of `kubelet` and `prometheus`."""
+_MARKS = {"postgres_server": "postgres", **dict.fromkeys(("lab", "kubelet_lab", "kubectl", *_BUILT_APART), "lab")}
+"""Mark by fixture, of this plugin and of `docs`, `kubelet` and `prometheus`."""
 _NO_LAB = pytest.StashKey[str]()
 
 
@@ -59,8 +59,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator["Lab"]:
     """A lab for the whole session: 16 nodes of 8 GPUs in pool `h100-pool`. Tests keep to namespaces of their own."""
     from gpubank.lab import Lab, LabError
 
-    if reason := request.config.stash.get(_NO_LAB, None):
-        missing(f"the lab cannot be built: {reason}")
+    built_or_missing(request.config)
     lab = Lab(f"test-{uuid.uuid4().hex[:8]}", nodes=16)
     try:
         lab.up()
@@ -96,6 +95,12 @@ def postgres_server() -> Iterator["Postgres"]:
 def postgres_url(postgres_server: "Postgres") -> str:
     """Return the URL, `postgresql://…`, of an empty database of the test's own."""
     return postgres_server.create_database()
+
+
+def built_or_missing(config: pytest.Config) -> None:
+    """Skip the test, or fail it where the lab must run, if the lab could not be built."""
+    if reason := config.stash.get(_NO_LAB, None):
+        missing(f"the lab cannot be built: {reason}")
 
 
 def missing(reason: str) -> NoReturn:

@@ -1,34 +1,39 @@
-"""Every `gpubank` command that the how-to pages show is one that the command line takes, options and all."""
+"""Every `gpubank` command that a page names in its text is one that the command line takes, options and all.
+
+Commands in blocks are run: see tests/docs.
+"""
 
 import re
 import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from markdown_it import MarkdownIt
 from typer.main import get_command
 
 from gpubank.cli.main import app
+from tests.docs.reading import ROOT, pages
 
-HOW_TO: Final = Path(__file__).parents[2] / "docs" / "how-to"
+LISTS: Final = {"CHANGELOG.md", "docs/reference/cli.md"}
+"""Pages that name commands as titles, without what they need."""
+
 ROOT_COMMAND: Final[Any] = get_command(app)
 
 
-def commands(page: Path) -> Iterator[str]:
-    """Yield the commands in a page's blocks, lines continued by a backslash as one, and in its inline code."""
-    text = page.read_text()
-    blocks = re.findall(r"^```(?:console|sh|bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
-    for found in (*lines, *inline):
-        if re.match(r"gpubank [a-z]", found):
-            yield re.sub(r"\s+#.*", "", found)
-
-
 def cases() -> list[Any]:
-    found = {(page.name, command) for page in HOW_TO.glob("*.md") for command in commands(page)}
-    return [pytest.param(command, id=f"{page}: {command}") for page, command in sorted(found)]
+    tokens = (
+        (page, token)
+        for page in sorted({*pages()} - LISTS)
+        for token in MarkdownIt().enable("table").parse((ROOT / page).read_text())
+    )
+    inline = {
+        (page, child.content) for page, token in tokens for child in token.children or () if child.type == "code_inline"
+    }
+    return [
+        pytest.param(text, id=f"{page}: {text}")
+        for page, text in sorted(inline)
+        if re.match(r"gpubank [a-z]+( |$)", text)
+    ]
 
 
 def parse(command: str) -> str:
@@ -41,7 +46,7 @@ def parse(command: str) -> str:
 
 
 @pytest.mark.parametrize("command", cases())
-def test_a_command_of_the_how_to_pages_is_taken(command: str) -> None:
+def test_a_command_that_a_page_names_is_taken(command: str) -> None:
     assert parse(command).startswith("gpubank ")
 
 

@@ -8,14 +8,14 @@ VERSION = "1.37.2"
 SERVICE_RANGE = "10.0.0.0/24"
 
 
-def program(name: str) -> GoProgram:
+def program(name: str, wrapper: str = "kubernetes") -> GoProgram:
     """Return how one of Kubernetes' own programs is built."""
     major, minor, _ = VERSION.split(".")
     stamp = "k8s.io/component-base/version"
     return GoProgram(
         name=name,
         version=VERSION,
-        wrapper="kubernetes",
+        wrapper=wrapper,
         package=f"k8s.io/kubernetes/cmd/{name}",
         # A build from modules has no version of its own, and the API server reads its own to choose what it serves.
         variables=(

@@ -101,6 +101,15 @@ def test_export_replaces_a_file_that_differs_only_when_told_to(tmp_path: Path) -
     assert CliRunner().invoke(app, ["export", str(tmp_path / "no" / "where.py")]).exit_code == 1
 
 
+def test_a_name_that_ends_in_a_slash_is_a_folder_and_is_made(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["export", f"{tmp_path}/images/train/"]).exit_code == 0
+    assert (tmp_path / "images" / "train" / "gpubank_hook.py").read_text() == single_file()
+    (tmp_path / "file").write_text("mine\n")
+    refused = CliRunner().invoke(app, ["export", f"{tmp_path}/file/"])
+    assert (refused.exit_code, "cannot write" in refused.output) == (1, True)
+    assert (tmp_path / "file").read_text() == "mine\n"
+
+
 def test_trainer_in_an_empty_venv_is_asked_by_command_stopped_and_resumed(
     empty_venv: Path, exported: Path, tmp_path: Path
 ) -> None:
