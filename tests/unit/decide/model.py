@@ -6,6 +6,8 @@ lowered. Whoever drives the model may stop anywhere: every method is one effect.
 
 from datetime import timedelta
 
+from gpubank.decide.bill import follow
+from gpubank.decide.comeback import may_come_back
 from gpubank.decide.compile import nominals, writes
 from gpubank.decide.desk import Desk
 from gpubank.decide.memo import Memo
@@ -15,11 +17,12 @@ from gpubank.decide.step import SignalKind, Step, step
 from gpubank.decide.use import unbacked
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import DemandKind, DemandState
+from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import Mark, NodeFacts, PodFacts, PoolFacts, QueueFacts, WorkloadFacts
 from gpubank.domain.loan import SURPLUS, Line, LineState, WorkloadKey
+from gpubank.domain.policy import WithinGroup
 from gpubank.domain.terms import PoolTerms
-from gpubank.domain.transaction import DemandChange, Move, Transaction
+from gpubank.domain.transaction import DemandChange, Move, Take, Transaction
 from tests.unit.decide.parts import CLUSTER, NOW, POOL, WHOLE, Job, Queue
 
 
@@ -38,6 +41,9 @@ class Model:
 
         self.keys: set[str] = set()
         self.spared: dict[str, set[str]] = {}
+        self.notice = False
+        """Whether whoever was recalled is not ready to be stopped yet."""
+
         self.last = Step()
         self._memo = Memo()
         self._seen: tuple[WorkloadFacts, ...] = ()
@@ -167,7 +173,9 @@ class Model:
         self.keys.add(transaction.key)
         self.books = applied.books
         self._check_promises(transaction)
+        self._check_choices(transaction)
         for line in applied.lines:
+            assert not line.is_own or not follow(None, line, self.now), "own work is billed"
             if line.line_id in before and before[line.line_id] is not line.state:
                 self.moves.append((before[line.line_id], line.state))
 
@@ -232,9 +240,13 @@ class Model:
             if granted := self._lines(victim.workload.uid, LineState.GRANTED):
                 self._move(f"recall/{victim.workload.uid}", granted, LineState.RECALLED)
                 return f"recall {victim.workload.uid}"
-        for victim in plan.victims:
+        for victim in () if self.notice else plan.victims:
             job = self.jobs.get(victim.workload.uid)
             if job is not None and job.active:
+                if job.kind is Side.OWN and (done := self._take(job, demand)) is not None:
+                    if done:
+                        return done
+                    continue
                 job.active = False
                 job.mark = Mark(loan=f"loan/{job.uid}", term=victim_term(job), step="stop")
                 return f"stop {job.uid}"
@@ -243,6 +255,18 @@ class Model:
             self._change(demand_id, DemandState.RAISED, "")
             return f"raise {demand_id}"
         return ""
+
+    def _take(self, job: Job, demand: Demand) -> str | None:
+        """Take what own work holds before it is stopped; empty while its fence is awaited, None once it may be."""
+        lines = self.books.lines_of(job.uid)
+        if not job.reserved or not lines:
+            return ""
+        if chosen := [line for line in lines if line.is_chosen]:
+            takes = tuple(Take(line_id=line.line_id, version=line.version) for line in chosen)
+            self._commit(f"take/{job.uid}", takes=takes)
+            return f"take {job.uid}"
+        queue = self.queues[job.group, Side.OWN]
+        return None if queue.fenced >= max(line.revision for line in lines) else ""
 
     def _await_placed(self, demand_id: str) -> str:
         demand = self.books.demand(demand_id)
@@ -258,6 +282,14 @@ class Model:
         for uid in sorted({line.workload.uid for line in self.books.lines if line.state is LineState.RECALLED}):
             workload = facts.workload(uid)
             lines = self._lines(uid, LineState.RECALLED)
+            if lines[0].is_own:
+                if workload is None or workload.gone:
+                    self._move(f"gone/{uid}", lines, LineState.RETURNED)
+                    return f"returned {uid}"
+                if workload.active and uid not in wanted:
+                    self._move(f"release/{uid}", lines, LineState.RETURNED, release=True)
+                    return f"release {uid}"
+                continue
             queue = self.queues[lines[0].borrower, Side.BORROW]
             if workload is None or workload.gone:
                 fenced = queue.fenced >= max(line.revision for line in lines)
@@ -274,6 +306,10 @@ class Model:
         for signal in self.last.signals:
             job = self.jobs.get(signal.workload.uid)
             offered = bool(self._lines(signal.workload.uid, LineState.OFFERED))
+            if signal.own and signal.kind is SignalKind.OFFERED:
+                seen = facts.workload(signal.workload.uid)
+                desk = Desk(facts, self.books, self.terms, self.now)
+                offered = seen is not None and may_come_back(desk, seen)
             if signal.kind is SignalKind.OFFERED and job is not None and not job.active and offered:
                 job.active = True
                 job.mark = Mark(loan=f"loan/{job.uid}", term=signal.term, step="resume")
@@ -288,7 +324,7 @@ class Model:
         for line in lines:
             if line.demand is not None:
                 self.spared.setdefault(line.demand, set()).add(uid)
-        self._move(f"protect/{uid}", lines, LineState.GRANTED, release=True)
+        self._move(f"protect/{uid}", lines, kept(lines[0]), release=True)
         return True
 
     def _lines(self, uid: str, state: LineState) -> tuple[Line, ...]:
@@ -375,6 +411,19 @@ class Model:
                 held = sum(x.gpus for x in self.books.lines_of(job.uid) if x.state in running)
                 assert held >= job.gpus, "granted in part"
 
+    def _check_choices(self, transaction: Transaction) -> None:
+        """Assert that only less important own work makes room, where its policy says so, and never serving work."""
+        for choice in transaction.choices:
+            terms, demand = self.terms.group(choice.group), self.books.demand(choice.demand)
+            assert terms is not None
+            assert demand is not None
+            assert demand.workload is not None
+            job, owner = self.jobs[choice.workload.uid], self.jobs[demand.workload.uid]
+            assert terms.within_group is WithinGroup.LOWER_PRIORITY, "somebody makes room against the policy"
+            assert (job.group, job.kind) == (owner.group, owner.kind) == (demand.lender, Side.OWN)
+            assert job.priority < owner.priority, "equal or higher priority makes room"
+            assert job.contract.reclaim_class.preempt_class in terms.only_preempt, "serving work makes room"
+
     def check(self) -> None:
         """Assert the invariants that hold at every moment."""
         capacity = self.terms.capacity
@@ -382,7 +431,7 @@ class Model:
         reserved = sum(self.reserved(group, side) for group, side in self.queues)
         assert reserved <= capacity, f"{reserved} GPUs reserved of {capacity}: something was lent twice"
         in_force = sum(g.in_force - g.releasing for g in self.books.guarantees)
-        lines = self.books.lines
+        lines = [line for line in self.books.lines if not line.is_chosen]
         away = sum(x.gpus for x in lines if x.lender != SURPLUS and x.state is not LineState.GRANTED)
         surplus = sum(x.gpus for x in lines if x.lender == SURPLUS and x.state is LineState.GRANTED)
         idle = sum(d.idle for d in self.books.demands if d.is_open and d.lender != SURPLUS)
@@ -391,6 +440,11 @@ class Model:
         assert all(nominal >= 0 for nominal in compiled.values())
         lent = sum(self.books.lent(g) for g in (*self.books.groups, SURPLUS))
         assert lent == sum(x.gpus for x in lines)
+
+
+def kept(line: Line) -> LineState:
+    """State of a line whose Workload runs on."""
+    return LineState.RETURNED if line.is_own else LineState.GRANTED
 
 
 def victim_term(job: Job) -> int:
