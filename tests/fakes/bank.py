@@ -162,9 +162,29 @@ class FakeBank:
         )
         return await self.placed(name)
 
-    async def own(self, group: str, name: str, gpus: int = 8, *, pods: int = 1) -> None:
+    async def own(
+        self,
+        group: str,
+        name: str,
+        gpus: int = 8,
+        *,
+        pods: int = 1,
+        priority: int = 0,
+        hook: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         """Submit an own job."""
-        await self.world.submit_job(JobRequest(group=group, name=name, pods=pods, gpus_per_pod=gpus // pods))
+        await self.world.submit_job(
+            JobRequest(
+                group=group,
+                name=name,
+                pods=pods,
+                gpus_per_pod=gpus // pods,
+                priority=priority,
+                labels=labels or {},
+                annotations=HOOK if hook else {},
+            )
+        )
 
     async def placed(self, name: str, timeout: float = 60) -> WorkloadFacts:
         """See a job's pods on nodes."""

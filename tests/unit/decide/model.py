@@ -6,24 +6,22 @@ lowered. Whoever drives the model may stop anywhere: every method is one effect.
 
 from datetime import timedelta
 
-from gpubank.decide.bill import follow
 from gpubank.decide.comeback import may_come_back
-from gpubank.decide.compile import nominals, writes
+from gpubank.decide.compile import writes
 from gpubank.decide.desk import Desk
 from gpubank.decide.memo import Memo
 from gpubank.decide.recall import RecallPlan, plan_recall
-from gpubank.decide.slack import borrowed
 from gpubank.decide.step import SignalKind, Step, step
 from gpubank.decide.use import unbacked
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import Mark, NodeFacts, PodFacts, PoolFacts, QueueFacts, WorkloadFacts
-from gpubank.domain.loan import SURPLUS, Line, LineState, WorkloadKey
-from gpubank.domain.policy import WithinGroup
+from gpubank.domain.loan import Line, LineState, WorkloadKey
 from gpubank.domain.terms import PoolTerms
 from gpubank.domain.transaction import DemandChange, Move, Take, Transaction
 from tests.unit.decide.parts import CLUSTER, NOW, POOL, WHOLE, Job, Queue
+from tests.unit.decide.promises import check_books, check_transaction
 
 
 class Model:
@@ -172,10 +170,8 @@ class Model:
         applied = self.books.applied(transaction)
         self.keys.add(transaction.key)
         self.books = applied.books
-        self._check_promises(transaction)
-        self._check_choices(transaction)
+        check_transaction(transaction, applied, lambda: Desk(self.facts(), self.books, self.terms, self.now))
         for line in applied.lines:
-            assert not line.is_own or not follow(None, line, self.now), "own work is billed"
             if line.line_id in before and before[line.line_id] is not line.state:
                 self.moves.append((before[line.line_id], line.state))
 
@@ -386,60 +382,11 @@ class Model:
             self.now = max(wake, self.now + timedelta(milliseconds=100))
         return happened
 
-    # ---- what must always hold
-
-    def _check_promises(self, transaction: Transaction) -> None:
-        """Assert that whoever lends, borrows or swaps does so within its terms, and that grants are whole."""
-        if transaction.offers or transaction.swaps:
-            desk = Desk(self.facts(), self.books, self.terms, self.now)
-            for offer in transaction.offers:
-                lender, borrower = self.terms.group(offer.lender), self.terms.group(offer.borrower)
-                if offer.lender != SURPLUS:
-                    assert desk.free(offer.lender) >= 0, f"{offer.lender} lends what it uses"
-                if offer.lender != offer.borrower:
-                    limit = self.books.surplus if lender is None else lender.lending_limit
-                    lent = self.books.lent_to_others(offer.lender) if lender is not None else 0
-                    assert lent <= limit, f"{offer.lender} lends beyond its limit"
-                if offer.lender != offer.borrower and offer.replaces is None:
-                    assert borrower is not None
-                    assert borrowed(desk, offer.borrower) <= borrower.borrow_limit, "borrowed beyond the limit"
-        for move in transaction.moves:
-            line = self.books.line(move.line_id)
-            if line is not None and move.from_state is LineState.OFFERED and line.state is LineState.GRANTED:
-                job = self.jobs[line.workload.uid]
-                running = (LineState.GRANTED, LineState.RECALLED)
-                held = sum(x.gpus for x in self.books.lines_of(job.uid) if x.state in running)
-                assert held >= job.gpus, "granted in part"
-
-    def _check_choices(self, transaction: Transaction) -> None:
-        """Assert that only less important own work makes room, where its policy says so, and never serving work."""
-        for choice in transaction.choices:
-            terms, demand = self.terms.group(choice.group), self.books.demand(choice.demand)
-            assert terms is not None
-            assert demand is not None
-            assert demand.workload is not None
-            job, owner = self.jobs[choice.workload.uid], self.jobs[demand.workload.uid]
-            assert terms.within_group is WithinGroup.LOWER_PRIORITY, "somebody makes room against the policy"
-            assert (job.group, job.kind) == (owner.group, owner.kind) == (demand.lender, Side.OWN)
-            assert job.priority < owner.priority, "equal or higher priority makes room"
-            assert job.contract.reclaim_class.preempt_class in terms.only_preempt, "serving work makes room"
-
     def check(self) -> None:
         """Assert the invariants that hold at every moment."""
-        capacity = self.terms.capacity
-        assert sum(queue.nominal for queue in self.queues.values()) <= capacity, "quotas exceed the pool"
+        quotas = [queue.nominal for queue in self.queues.values()]
         reserved = sum(self.reserved(group, side) for group, side in self.queues)
-        assert reserved <= capacity, f"{reserved} GPUs reserved of {capacity}: something was lent twice"
-        in_force = sum(g.in_force - g.releasing for g in self.books.guarantees)
-        lines = [line for line in self.books.lines if not line.is_chosen]
-        away = sum(x.gpus for x in lines if x.lender != SURPLUS and x.state is not LineState.GRANTED)
-        surplus = sum(x.gpus for x in lines if x.lender == SURPLUS and x.state is LineState.GRANTED)
-        idle = sum(d.idle for d in self.books.demands if d.is_open and d.lender != SURPLUS)
-        compiled = nominals(self.books)
-        assert sum(compiled.values()) == in_force - idle - away + surplus
-        assert all(nominal >= 0 for nominal in compiled.values())
-        lent = sum(self.books.lent(g) for g in (*self.books.groups, SURPLUS))
-        assert lent == sum(x.gpus for x in lines)
+        check_books(self.books, quotas, reserved, self.terms.capacity)
 
 
 def kept(line: Line) -> LineState:

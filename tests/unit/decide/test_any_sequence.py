@@ -156,10 +156,11 @@ class CrowdedBank(Bank):
         self.count += 1
         self.model.submit(f"job-{self.count}", group, Side.OWN, pods, priority=priority, contract=contract)
 
-    @rule(group=groups, less=sizes, more=sizes, rounds=st.integers(0, 4), ends=st.booleans())
-    def crowd(self, group: str, less: int, more: int, rounds: int, ends: bool) -> None:
+    @rule(group=groups, less=sizes, more=sizes, rounds=st.integers(0, 4), ends=st.booleans(), notice=st.booleans())
+    def crowd(self, group: str, less: int, more: int, rounds: int, ends: bool, notice: bool) -> None:
         self.submit_own(group, less, 0, HOOKED)
         self.rounds()
+        self.model.notice = notice
         self.submit_own(group, more, 3, HOOKED)
         for _ in range(rounds):
             self.rounds()
