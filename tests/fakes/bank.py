@@ -295,6 +295,13 @@ class FakeBank:
         return "\n".join(lines)
 
 
+async def in_charge(bank: FakeBank, *, scheduler: bool) -> None:
+    async def look() -> bool:
+        return (await bank.world.backend.observe(POOL)).in_fail_safe is scheduler
+
+    await bank.until(look, "the scheduler is in charge" if scheduler else "the bank is in charge again", 60)
+
+
 @asynccontextmanager
 async def fake_bank(
     client: BankClient, guarantees: Mapping[str, int], *, nodes: tuple[int, ...] = (8, 8), cluster: str = "local"
@@ -318,4 +325,4 @@ async def fake_bank(
             await bank.stop_workers()
 
 
-__all__ = ["POOL", "Approval", "FakeBank", "Mapping", "OnCheckpointFailure", "OnOverdue", "fake_bank"]
+__all__ = ["POOL", "Approval", "FakeBank", "Mapping", "OnCheckpointFailure", "OnOverdue", "fake_bank", "in_charge"]
