@@ -23,7 +23,7 @@ from gpubank.domain.steps import LoanStep, ReleaseStep, StopResult
 from gpubank.domain.transaction import CapacityChange, Choose, DemandChange, DemandOpening, GuaranteeChange, Transaction
 from tests.contract.simulated_world import SimulatedWorld, simulated_world
 from tests.contract.world import JobRequest, layout, the
-from tests.fakes.bank import POOL, FakeBank, TermsBoard, in_charge
+from tests.fakes.bank import POOL, FakeBank, TermsBoard, fake_bank, in_charge
 from tests.fakes.ledger import MemoryLedger
 from tests.fakes.trainer import Mood
 
@@ -140,8 +140,6 @@ async def test_who_cannot_be_saved_runs_on_and_the_important_job_waits(crowded: 
 
 
 async def test_serving_work_and_work_of_equal_priority_make_no_room(bank_client: BankClient) -> None:
-    from tests.fakes.bank import fake_bank
-
     async with fake_bank(bank_client, {GROUP: 16}) as bank:
         bank.terms.set_group(GROUP, within_group=WithinGroup.LOWER_PRIORITY)
         await bank.own(GROUP, "serve", hook=True, labels={CAPACITY_ROLE_LABEL: "serving-floor"})
@@ -349,6 +347,7 @@ async def test_it_is_resumed_only_when_it_may_come_back(scene: Scene) -> None:
     await scene.environment.run(scene.loans.await_gone, await scene.step())
     assert not await scene.environment.run(scene.loans.resume, await scene.step(term=2))
     await scene.world.delete_job("a", "high")
+    await scene.world.pause(0.5)
     (demand,) = (await scene.pools.books(POOL)).demands
     change = DemandChange(demand_id=demand.demand_id, version=demand.version, state=DemandState.CANCELLED)
     await scene.commit("cancel", demands=(change,))
