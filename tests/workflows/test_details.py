@@ -89,3 +89,11 @@ def test_search_attributes_stay_within_what_temporals_sql_visibility_holds() -> 
     assert all(kinds.count(kind) <= 3 for kind in set(kinds) - {"Keyword"})
     assert all(name.startswith("GpuBank") for name in attributes.KINDS)
     assert attributes.workload_name(JOB) == "team-a/train"
+
+
+def test_a_loan_of_own_work_says_that_nobody_lends_anything() -> None:
+    parked = loan_details(START, LoanState(phase=LoanPhase.PARKED, gpus=16, lenders=("a",), own=True))
+    assert "term 1, own work of its group." in parked
+    assert "made room for more important work of its group" in parked
+    recalled = loan_details(START, LoanState(phase=LoanPhase.RECALLED, gpus=16, lenders=("a",), own=True))
+    assert "Its owner has been told." in recalled

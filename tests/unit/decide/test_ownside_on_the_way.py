@@ -214,6 +214,17 @@ def test_what_waits_before_it_comes_first_and_what_waits_behind_it_does_not() ->
     assert not may_return(model)
 
 
+def test_its_owner_is_told_what_is_missing_for_its_way_back() -> None:
+    model = parked()
+    (note,) = [note for note in model.step().waiting if note.workload.uid == "low"]
+    assert note.reason == "MadeRoom"
+    assert note.message.endswith(
+        "more important work of a; it needs 8 GPUs of the guarantee, which has 0 left for it and for what waits before it"
+    )
+    model.finish("high")
+    assert not [note for note in model.step().waiting if note.workload.uid == "low"]
+
+
 def test_of_two_that_were_stopped_the_more_important_comes_back_first() -> None:
     model = parked()
     model.finish("high")
