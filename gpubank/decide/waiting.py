@@ -77,8 +77,8 @@ def _parked_note(desk: Desk, workload: WorkloadFacts) -> WaitingNote | None:
         return None
     left = max(desk.left_of(workload.group) - desk.books.stopping(workload.group), 0)
     message = (
-        f"it made room for more important work of {workload.group}; it needs {workload.gpus} GPUs of the guarantee, which"
-        f" has {left} left for it and for what waits before it"
+        f"it made room for more important work of {workload.group}; it needs {workload.gpus} GPUs of the"
+        f" guarantee, which has {left} left for it and for what waits before it"
     )
     return _note(workload, "MadeRoom", message)
 
