@@ -11,14 +11,15 @@ from gpubank.decide.slack import committed, overhang
 from gpubank.decide.step import SignalKind, step
 from gpubank.decide.sweep import Open, Sweep, sweep
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import DemandState
+from gpubank.domain.demand import DemandKind, DemandState
 from gpubank.domain.facts import Mark
 from gpubank.domain.pool import Freeze
 from gpubank.domain.recall import loan_id
 from gpubank.domain.sweep import SweepKind
+from gpubank.domain.transaction import DemandOpening, Transaction
 from tests.unit.decide.crowd import DEMAND, LOWER, OWN, crowded, desk, ended, plan_of, runs, taken
 from tests.unit.decide.model import Model
-from tests.unit.decide.parts import RETRYABLE, group_terms
+from tests.unit.decide.parts import CLUSTER, NOW, POOL, RETRYABLE, group_terms
 
 # ---- on the way
 
@@ -147,6 +148,17 @@ def test_a_guarantee_that_falls_asks_nothing_of_own_work_that_is_being_stopped()
     )
     model.step()
     assert not [demand for demand in model.books.demands if demand.workload is None]
+
+
+def test_what_own_work_leaves_meets_no_demand_that_a_limit_makes() -> None:
+    model = taken()
+    ended(model.jobs["low"])
+    name = "h100/a/Limit/lending"
+    opening = DemandOpening(demand_id=name, lender="a", kind=DemandKind.LIMIT, gpus=4, due_at=NOW + timedelta(hours=1))
+    head = {"key": "limit", "cluster": CLUSTER, "pool": POOL, "at": model.now, "actor": "test"}
+    model.commit(Transaction.model_validate({**head, "openings": (opening,)}))
+    plan = model.plan(name)
+    assert (plan.covered, plan.complete, plan.transaction) == (0, False, None)
 
 
 def test_a_pool_that_shrinks_counts_it_once() -> None:
