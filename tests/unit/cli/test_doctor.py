@@ -126,7 +126,7 @@ def test_in_cluster_mode_every_part_is_checked_by_itself(
 async def test_a_ledger_in_order_is_named_with_its_version(books: Path) -> None:
     first, second = await check_ledger(f"sqlite:///{books}")
     assert first.message.startswith("SQLite 3.")
-    assert second.message == "schema 0001, as this program's; pools with books: 1"
+    assert second.message == "schema 0002_from_0001, as this program's; pools with books: 1"
 
 
 async def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
