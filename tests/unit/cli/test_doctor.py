@@ -139,7 +139,7 @@ async def test_a_ledger_of_another_schema_fails_with_the_command_that_helps(book
     copy = shutil.copy(books, tmp_path / "ledger.db")
     await asyncio.to_thread(by_hand, f"sqlite:///{copy}", "UPDATE alembic_version SET version_num = '0000'")
     (failed,) = bad(await check_ledger(f"sqlite:///{copy}"))
-    assert failed.message == "ledger schema is 0000, this program speaks 0001; run `gpubank ledger migrate`"
+    assert failed.message == "ledger schema is 0000, this program speaks 0002_from_0001; run `gpubank ledger migrate`"
 
 
 async def test_a_ledger_url_that_nobody_reads_fails_without_its_password() -> None:

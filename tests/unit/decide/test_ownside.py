@@ -94,7 +94,7 @@ def test_whoever_makes_room_for_one_demand_is_no_victim_of_another() -> None:
     model.submit("high-2", "a", OWN, 8, priority=1)
     runs(model)
     chosen = {line.demand: line.workload.uid for line in model.books.lines}
-    assert sorted(chosen) == [DEMAND, f"{DEMAND}-2"]
+    assert set(chosen) == {DEMAND, f"{DEMAND}-2"}
     assert len(set(chosen.values())) == 2
 
 
