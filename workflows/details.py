@@ -46,7 +46,7 @@ _RECLAIM_NEXT = {
 
 def loan_summary(start: LoanInput) -> str:
     """One line about a Loan."""
-    return f"{start.borrower} borrows {start.gpus} GPUs of {start.pool} for {start.workload.title}"
+    return f"{start.borrower} has {start.gpus} GPUs of {start.pool} for {start.workload.title}"
 
 
 def loan_details(start: LoanInput, state: LoanState) -> str:

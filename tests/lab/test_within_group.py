@@ -1,5 +1,6 @@
 """Own work that makes room for more important work of its group, on the real control plane with Kueue."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,3 +78,28 @@ async def test_a_policy_that_says_never_in_the_middle_leaves_everybody_where_the
     running = await bank.workload("low")
     assert (running.placed, running.mark, running.admitted_at) == (True, None, before.admitted_at)
     await bank.settled()
+
+
+async def test_worker_and_controller_die_in_the_middle_and_nobody_comes_in_between(
+    bank: Bank, lab_bank: RunningBank
+) -> None:
+    policy = {"guaranteed": 8, "reclaimPolicy": {"gracePeriod": "5m", "withinGroup": "LowerPriority"}}
+    await bank.agree((8,), vision=policy)
+    gate = bank.gate()
+    await bank.own("vision", "low", trains=gate)
+    await bank.placed("low")
+    await bank.answers("low")
+    async with bank.forbidden(lambda facts: admitted("sister", facts), "sister came into the victim's place"):
+        await bank.own("vision", "sister", trains=gate)
+        await bank.own("vision", "high", priority=100)
+        await bank.loan_in("low", LoanPhase.CHECKPOINTING)
+        processes = lab_bank.processes
+        await asyncio.to_thread(processes.worker.kill)
+        await asyncio.to_thread(processes.controller.kill)
+        gate.touch()
+        await asyncio.to_thread(processes.start)
+        await bank.placed("high")
+        await bank.loan_in("low", LoanPhase.PARKED)
+        await bank.demand_met("vision")
+        await bank.settled()
+    assert {line.side for line in await bank.lines()} == {Side.OWN}

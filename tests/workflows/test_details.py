@@ -59,7 +59,7 @@ def test_a_loan_tells_who_how_many_why_which_phase_due_when_and_what_comes_next(
         "| 1 | 2026-01-05 12:00:00 UTC |",
     ):
         assert part in shown
-    assert loan_summary(START) == "a borrows 16 GPUs of h100 for Job/train"
+    assert loan_summary(START) == "a has 16 GPUs of h100 for Job/train"
 
 
 def test_a_reclaim_tells_of_every_demand_and_of_everybody_whom_it_asked() -> None:
