@@ -4,6 +4,9 @@
     stop           active=false            await_gone      RECALLED ─▶ RETURNED, once pods and quota are gone
     resume         active=true
 
+Own work that makes room for its group has a line on the own side: RECALLED from the first, taken right before the stop
+(the own queue is lowered, so that nobody comes in), and at its end in the place of GRANTED too.
+
 A late attempt can stop nobody: it stops only what bears recalled lines of its own term, against the version of the
 Workload that it read first, and every attempt ends by itself before the server starts another.
 """
@@ -18,6 +21,8 @@ from temporalio import activity
 from activities.failures import not_yet, settled
 from activities.interfaces import LoanCalls
 from activities.pools import RECALLED_ACTION, Pools, in_state
+from gpubank.decide.comeback import may_come_back
+from gpubank.decide.desk import FENCE_POLL, Desk
 from gpubank.domain.books import Books
 from gpubank.domain.contract import ReclaimClass, Side
 from gpubank.domain.demand import DemandKind, DemandState
@@ -26,7 +31,7 @@ from gpubank.domain.loan import Line, LineState
 from gpubank.domain.policy import OnCheckpointFailure
 from gpubank.domain.recall import RecallOrder
 from gpubank.domain.steps import GoneResult, LoanSight, LoanStep, RecalledLines, ReleaseStep, StopResult
-from gpubank.domain.transaction import Move, Transaction
+from gpubank.domain.transaction import Move, Take, Transaction
 
 ATTEMPT_SECONDS: Final = 10
 """Longest attempt of a step that cannot be taken back; the server waits 15 s before it starts another."""
@@ -62,7 +67,9 @@ class LoanActivities(LoanCalls):
             admitted_at=workload.admitted_at if workload is not None else None,
             lenders=_lenders(held),
             granted_lines=_ids(in_state(held, LineState.GRANTED)),
-            recalled_lines=_ids(in_state(held, LineState.RECALLED)),
+            # One that is only chosen is its Reclaim's: nobody has to finish it here.
+            recalled_lines=_ids(line for line in in_state(held, LineState.RECALLED) if not line.is_chosen),
+            own=_own(workload, held),
             recalls=await self._pools.recalls(step.loan),
             live_demands=tuple(d.demand_id for d in books.demands if d.state in _WANTED),
         )
@@ -93,6 +100,7 @@ class LoanActivities(LoanCalls):
                 gpus=sum(line.gpus for line in lines),
                 lenders=_lenders(lines),
                 term=_term(workload, lines, step.term),
+                own=_own(workload, lines),
                 finished=_over(workload),
             )
 
@@ -113,8 +121,8 @@ class LoanActivities(LoanCalls):
                     line_id=line.line_id,
                     version=line.version,
                     from_state=LineState.RECALLED,
-                    to_state=LineState.GRANTED,
-                    release=release.drop_pledges,
+                    to_state=LineState.RETURNED if line.is_own else LineState.GRANTED,
+                    release=release.drop_pledges or line.is_own,
                     reason=step.reason,
                 )
                 for line in in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
@@ -145,6 +153,10 @@ class LoanActivities(LoanCalls):
             if in_state(lines, LineState.GRANTED):  # came after the recall, as by a line given over to this Workload
                 await self._recall(step, books)
             await self._pools.check_in_force(facts)
+            if in_own := tuple(line for line in recalled if line.is_own):
+                if not workload.reserved:
+                    return StopResult.REFUSED
+                await self._take(step, facts, books, in_own)
             if not step.asked and await self._pools.is_leased(facts, books, step.workload.uid):
                 return StopResult.LEASED
             await self._pools.quota.stop(step.pool, step.workload, mark, seen=workload.version)
@@ -203,7 +215,13 @@ class LoanActivities(LoanCalls):
                 return workload.mark == mark
             offered = in_state(books.lines_of(step.workload.uid), LineState.OFFERED, LineState.GRANTED)
             ours = workload.parked and _is_ours(workload, step) and not workload.given_up
-            if not ours or workload.next_term != step.term or sum(line.gpus for line in offered) < workload.gpus:
+            if not ours or workload.next_term != step.term:
+                return False
+            if workload.kind is Side.OWN:
+                terms = await self._pools.terms(step.pool)
+                if not may_come_back(Desk(facts, books, terms, self._pools.now()), workload):
+                    return False
+            elif sum(line.gpus for line in offered) < workload.gpus:
                 return False
             await self._pools.check_in_force(facts)
             await self._pools.quota.resume(step.pool, step.workload, mark, seen=workload.version)
@@ -266,6 +284,20 @@ class LoanActivities(LoanCalls):
             detail={"reason": "somebody switched it on while it was being stopped", "term": step.term},
         )
 
+    async def _take(self, step: LoanStep, facts: PoolFacts, books: Books, lines: Iterable[Line]) -> None:
+        """Lower the own queue by what the Workload holds, and wait until no admission cycle can know the old quota."""
+        takes = tuple(Take(line_id=line.line_id, version=line.version) for line in lines if line.is_chosen)
+        if takes:
+            note = f"leaves its GPUs: {step.reason}"
+            books = await self._commit(step, f"take-{step.recall}", books, (), note, takes=takes)
+            await self._pools.write_quotas(step.pool)
+        queue = facts.queue(step.borrower, Side.OWN)
+        revision = max(line.revision for line in books.lines_of(step.workload.uid))
+        if queue is not None and queue.fenced < revision:
+            if queue.stamp < revision and not takes:  # whoever took it may have died before the quota was written
+                await self._pools.write_quotas(step.pool)
+            raise not_yet(f"queue {queue.name!r} is not fenced at revision {revision} yet", again=FENCE_POLL)
+
     async def _recall(self, step: LoanStep, books: Books) -> Books:
         moves = tuple(
             Move(
@@ -279,9 +311,18 @@ class LoanActivities(LoanCalls):
         )
         return await self._commit(step, f"recall-{step.recall}", books, moves, f"is recalled: {step.reason}")
 
-    async def _commit(self, step: LoanStep, name: str, books: Books, moves: tuple[Move, ...], note: str) -> Books:
+    async def _commit(
+        self,
+        step: LoanStep,
+        name: str,
+        books: Books,
+        moves: tuple[Move, ...],
+        note: str,
+        *,
+        takes: tuple[Take, ...] = (),
+    ) -> Books:
         """Move lines as they were read; the revision in the key keeps a later move of the same name apart."""
-        if not moves:
+        if not moves and not takes:
             return books
         return await self._pools.commit(
             Transaction(
@@ -292,13 +333,15 @@ class LoanActivities(LoanCalls):
                 actor=step.loan,
                 note=f"{step.workload.title} {note}",
                 moves=moves,
+                takes=takes,
             )
         )
 
     async def _is_taken(self, step: LoanStep, facts: PoolFacts, books: Books, lines: Iterable[Line]) -> bool:
         """Hold until no admission cycle can know the old quota; then say whether somebody has taken what it leaves."""
         queue = facts.queue(step.borrower, Side.BORROW)
-        if queue is None:
+        lines = tuple(line for line in lines if not line.is_own)
+        if queue is None or not lines:
             return False
         revision = max(line.revision for line in lines)
         if queue.fenced < revision:
@@ -310,7 +353,7 @@ class LoanActivities(LoanCalls):
         still_running = sum(
             line.gpus
             for line in in_state(books.lines, LineState.RECALLED)
-            if line.borrower == step.borrower and line.workload.uid in running - {step.workload.uid}
+            if line.borrower == step.borrower and not line.is_own and line.workload.uid in running - {step.workload.uid}
         )
         if queue.reserved <= queue.nominal + still_running:
             return False
@@ -328,6 +371,11 @@ def _lacks(workload: WorkloadFacts, books: Books) -> bool:
 
 def _over(workload: WorkloadFacts | None) -> bool:
     return workload is None or workload.finished
+
+
+def _own(workload: WorkloadFacts | None, lines: Iterable[Line]) -> bool:
+    """Whether it is own work of its group, by the cluster, or by the books where it is gone."""
+    return workload.kind is Side.OWN if workload is not None else any(line.is_own for line in lines)
 
 
 def _is_ours(workload: WorkloadFacts, step: LoanStep) -> bool:

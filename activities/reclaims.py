@@ -166,7 +166,7 @@ class ReclaimActivities(ReclaimCalls):
             if workload.reserved:
                 raise not_yet(f"workload {workload.key.name!r} is admitted; its pods are not all on nodes")
             queue = facts.queue(demand.lender, Side.OWN)
-            if queue is not None and queue.fenced >= demand.revision and has_slipped(facts, queue, workload):
+            if queue is not None and queue.fenced >= demand.revision and has_slipped(facts, books, queue, workload):
                 idle = min(max(_free(queue) - _promised(facts, books, demand), 0), demand.gpus)
                 reason = "somebody else was admitted first"
                 await self._change(step, books, demand, DemandState.OPEN, idle=idle, reason=reason)

@@ -299,7 +299,7 @@ def _news(signal: LoanSignal) -> tuple[str, Message]:
     if signal.kind is SignalKind.GRANTED:
         return "granted", Granted(term=signal.term, gpus=signal.gpus, lenders=signal.lenders, at=signal.at)
     if signal.kind is SignalKind.OFFERED:
-        return "offered", Offered(term=signal.term, gpus=signal.gpus)
+        return "offered", Offered(term=signal.term, gpus=signal.gpus, own=signal.own)
     return "ended", Ended(at=signal.at)
 
 

@@ -21,6 +21,16 @@ _LOAN_NEXT = {
     LoanPhase.CLOSED: "The job finished or is gone; the loan is over.",
 }
 
+_OWN_NEXT = {
+    LoanPhase.ACTIVE: "It is own work of its group, and makes room for nobody now.",
+    LoanPhase.STOPPING: "It has been deactivated. When its pods and its quota are gone, its GPUs go to the job that"
+    " waits.",
+    LoanPhase.PARKED: "It made room for more important work of its group. It comes back by itself, from its checkpoint,"
+    " as soon as it fits the group's guarantee again.",
+    LoanPhase.CLOSED: "The job finished or is gone, runs on, or waits in its own queue again.",
+}
+"""What differs where nothing is lent."""
+
 _RECLAIM_NEXT = {
     ReclaimPhase.PLANNING: "choosing what hurts least: unused loans, other lenders, then running jobs",
     ReclaimPhase.AWAITING_APPROVAL: "**waits for an admin of the lender to approve or deny**",
@@ -36,19 +46,20 @@ _RECLAIM_NEXT = {
 
 def loan_summary(start: LoanInput) -> str:
     """One line about a Loan."""
-    return f"{start.borrower} borrows {start.gpus} GPUs of {start.pool} for {start.workload.title}"
+    return f"{start.borrower} has {start.gpus} GPUs of {start.pool} for {start.workload.title}"
 
 
 def loan_details(start: LoanInput, state: LoanState) -> str:
     """Everything about a Loan, as Markdown."""
     job = start.workload.title
+    whose = "own work of its group" if state.own else f"lent by {', '.join(state.lenders) or 'nobody at present'}"
+    follows = _OWN_NEXT.get(state.phase) if state.own else None
     lines = [
         f"### {state.phase}: {start.borrower} · {state.gpus} GPUs of {start.pool} (cluster {start.cluster})",
         "",
-        f"Job **{job}** in namespace `{start.workload.namespace}`, term {state.term},"
-        f" lent by {', '.join(state.lenders) or 'nobody at present'}.",
+        f"Job **{job}** in namespace `{start.workload.namespace}`, term {state.term}, {whose}.",
         "",
-        _LOAN_NEXT[state.phase],
+        follows or _LOAN_NEXT[state.phase],
     ]
     if state.orders:
         lines += ["", f"**Wanted back** (notice ends {clock(state.deadline)}):"]

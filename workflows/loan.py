@@ -1,8 +1,11 @@
-"""The Loan of one borrow Workload: its only stopper and resumer, from its first GPUs to its end.
+"""The Loan of one Workload: its only stopper and resumer, from its first GPUs to its end.
 
     ACTIVE ─▶ RECALLED ─▶ CHECKPOINTING ─▶ DURABLE ─▶ STOPPING ─▶ PARKED ─▶ ACTIVE …
       ▲           └──────────────┴────────────┤                      │
       └────────── PROTECTED, or released ◀────┘                      └─▶ CLOSED
+
+A Workload that borrows has one from its first GPUs on; own work that makes room for more important work of its group
+has one from the recall until it runs on, or waits in its queue again.
 
 Signals only write down what is wanted; one loop acts, so that no two steps of a Loan ever overlap. The GPUs of the
 books move in activities, each of which reads again what it is about to change.
@@ -70,6 +73,8 @@ class LoanWorkflow:
                 await self._order_return(self._return)
             elif loan.state.offered:
                 await self._resume()
+            elif loan.state.own and loan.state.phase is LoanPhase.ACTIVE:
+                loan.move(LoanPhase.CLOSED, "own work, which makes no room now")
             elif workflow.info().is_continue_as_new_suggested():
                 await loan.settled()
                 if not self._busy():
@@ -99,7 +104,7 @@ class LoanWorkflow:
         """Take over what an earlier run left, as after it was terminated."""
         loan = self._loan
         sight = await loan.acts.look(loan.step())
-        loan.set(term=sight.term, gpus=sight.gpus, lenders=sight.lenders, recalls=sight.recalls)
+        loan.set(term=sight.term, gpus=sight.gpus, lenders=sight.lenders, recalls=sight.recalls, own=sight.own)
         if sight.finished:
             loan.set(finished=True)
         elif sight.stopped and sight.recalled_lines:
@@ -137,10 +142,11 @@ class LoanWorkflow:
         if loan.state.phase is LoanPhase.PARKED:
             loan.move(LoanPhase.ACTIVE, f"came back for term {grant.term}")
         elif begins:
-            loan.show(f"runs on borrowed GPUs since {clock(since)}")
+            whose = "GPUs of its group" if loan.state.own else "borrowed GPUs"
+            loan.show(f"runs on {whose} since {clock(since)}")
         else:
             loan.show(f"its GPUs are lent by {', '.join(grant.lenders)} now")
-        if begins:
+        if begins and not loan.state.own:  # of own work only what it is stopped after is booked, at its end
             await loan.acts.use(grant.term, grant.gpus, since)
 
     async def _resume(self) -> None:
@@ -154,6 +160,9 @@ class LoanWorkflow:
         if resumed:
             word = "There is room again: the job is resumed."
             loan.aside(loan.acts.tell(step.key("resumed"), "LoanResumed", word))
+        if resumed and loan.state.own:
+            loan.move(LoanPhase.CLOSED, "resumed; it waits in its own queue")
+            return
         loan.show("resumed; waits for its grant" if resumed else "the room it was offered is taken")
 
     async def _close(self) -> None:
@@ -191,7 +200,7 @@ class LoanWorkflow:
     def offered(self, offer: Offered) -> None:
         """Take down that GPUs for the whole parked Workload lie ready."""
         if self._loan.state.phase is LoanPhase.PARKED and offer.term == self._loan.state.term + 1:
-            self._loan.set(offered=True)
+            self._loan.set(offered=True, own=self._loan.state.own or offer.own)
 
     @workflow.signal
     def ended(self, end: Ended) -> None:

@@ -75,6 +75,7 @@ class LoanRecalls(LoanDesk):
             if not self.state.orders:
                 await self._let_go(step, "nobody wants it any more")
             return
+        self.set(own=found.own)
         if not found.lines:
             why = ENDED if found.finished else "it holds no loan now"
             self.set(deadline=None, finished=found.finished)

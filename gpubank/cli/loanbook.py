@@ -76,6 +76,9 @@ class LoanView(Message):
     lines: tuple[str, ...]
     """Ids of its open lines."""
 
+    own: bool = False
+    """Whether it is own work that makes room for more important work of its group."""
+
 
 class TermView(Message):
     """One stay on borrowed GPUs."""
@@ -130,6 +133,7 @@ def _view(loan: str, lines: Sequence[Line], row: "LoanRow | None", state: LoanSt
         since=_since(last, state, parked=parked),
         **_wanted(row, state),
         lines=tuple(sorted(line.line_id for line in held)),
+        own=any(line.is_own for line in last),
     )
 
 
@@ -149,6 +153,7 @@ def _without_lines(row: "LoanRow", state: LoanState | None) -> LoanView:
         since=_end_of_last_term(state),
         **_wanted(row, state),
         lines=(),
+        own=state.own if state else False,
     )
 
 

@@ -41,12 +41,13 @@ AUDIT: Final = (
 def print_detail(detail: LoanDetail, *, wide: bool) -> None:
     """Print everything about one loan."""
     view = detail.loan
+    whose = "own work that makes room" if view.own else f"lent by {', '.join(map(str, view.lenders))}"
     facts = {
         "Loan": view.loan,
         "Workload": view.workload,
         "Group": view.group,
         "Pool": f"{view.pool} (cluster {view.cluster})",
-        "GPUs": f"{view.gpus}, lent by {', '.join(map(str, view.lenders))}" if view.lenders else str(view.gpus),
+        "GPUs": f"{view.gpus}, {whose}" if view.lenders or view.own else str(view.gpus),
         "Phase": f"{view.phase}, term {view.term}, since {instant(view.since)}",
         "Last": detail.note,
         "Temporal": detail.ui,

@@ -165,6 +165,8 @@ def _add_books(samples: _Samples, pool: str, books: Books, now: datetime) -> Non
         samples.add(metrics.GUARANTEED, guarantee.in_force, pool, guarantee.group)
     lent: Count[tuple[str, str]] = Count()
     for line in books.lines:
+        if line.is_own:
+            continue  # nobody lends anything
         lent[line.lender, line.borrower] += line.gpus
     for (lender, borrower), gpus in sorted(lent.items()):
         samples.add(metrics.LENT, gpus, pool, lender, borrower)

@@ -22,7 +22,7 @@ from gpubank.domain.errors import Problem
 from gpubank.domain.group import BusinessGroup
 from gpubank.domain.layout import GroupLayout, PoolLayout
 from gpubank.domain.lease import CapacityLease
-from gpubank.domain.policy import GPUQuotaPolicy, GPUQuotaPolicySpec, WithinGroup
+from gpubank.domain.policy import GPUQuotaPolicy, GPUQuotaPolicySpec
 from gpubank.domain.pool import GPUPool, Share
 from gpubank.domain.terms import GroupTerms, PoolTerms
 
@@ -186,9 +186,6 @@ def _judge(
             f"pool {pool.name!r} has {left[pool.name]} of its {pool.spec.capacity} GPUs left to guarantee",
             "lower it, or ask the platform team for capacity",
         )
-    if spec.reclaim_policy.within_group is WithinGroup.LOWER_PRIORITY:
-        says = "what the spec says is in force, but for reclaimPolicy.withinGroup: LowerPriority acts as Never so far"
-        return Verdict(conditions.APPLIED, says=says)
     return Verdict(conditions.APPLIED)
 
 

@@ -19,6 +19,12 @@ from gpubank.domain.loan import Line, LineState
 RUNNING: Final = frozenset({LineState.GRANTED, LineState.CLOSING, LineState.RECALLED})
 """States in which a line is billed."""
 
+
+def is_billed(line: Line) -> bool:
+    """Whether somebody owes somebody for the line now; nobody does for one on the own side."""
+    return line.state in RUNNING and not line.is_own
+
+
 HOUR: Final = timedelta(hours=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -53,7 +59,7 @@ def follow(span: Span | None, line: Line, at: datetime) -> tuple[Span, ...]:
     Nothing where nothing changed; otherwise the span that ends, the one that begins, or both. A clock that went back
     ends a span where it began: no span is ever longer than none at all.
     """
-    if line.state not in RUNNING:
+    if not is_billed(line):
         return () if span is None else (_ended(span, at),)
     if span is None:
         return (_begun(line, at, 1),)

@@ -23,8 +23,8 @@ class QuotaWrite(Message):
 def nominals(books: Books) -> dict[Queue, int]:
     """Return the quota of every queue of the pool, in GPUs.
 
-    * `own`: the guarantee in force, less what is being given up, what is lent (from OFFERED until RETURNED) and what
-      is pledged to a demand;
+    * `own`: the guarantee in force, less what is being given up, what is lent (from OFFERED until RETURNED), what
+      own work is being stopped on (from the moment that it is taken), and what is pledged to a demand;
     * `borrow`: the lines GRANTED to the group.
 
     Nothing is clamped: the books cannot hold what would make a quota negative (`Books.applied` refuses it).
@@ -43,10 +43,12 @@ def revisions(books: Books) -> dict[Queue, int]:
     for demand in books.demands:
         own[demand.lender] = max(own.get(demand.lender, 0), demand.revision)
     for line in books.lines:
+        if line.is_chosen:
+            continue  # no quota depends on it
         revision = line.revision
         if revision > own.get(line.lender, 0):
             own[line.lender] = revision
-        if revision > borrow.get(line.borrower, 0):
+        if not line.is_own and revision > borrow.get(line.borrower, 0):
             borrow[line.borrower] = revision
     sides = ((Side.OWN, own), (Side.BORROW, borrow))
     return {(group, side): revision for side, latest in sides for group, revision in latest.items()}

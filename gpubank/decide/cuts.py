@@ -6,8 +6,9 @@ from typing import Final
 from gpubank.decide.desk import line_order
 from gpubank.domain.books import Books
 from gpubank.domain.demand import Demand
+from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.loan import Line, LineState
-from gpubank.domain.transaction import DemandChange, Move, Offer, Pledge, Split, Swap, Transaction
+from gpubank.domain.transaction import Choose, DemandChange, Move, Offer, Pledge, Split, Swap, Transaction
 
 FIRST_VERSION: Final = 1
 """Version of a line that the transaction itself begins."""
@@ -26,6 +27,7 @@ class Cuts:
         self._swaps: list[Swap] = []
         self._pledges: list[Pledge] = []
         self._offers: list[Offer] = []
+        self._choices: list[Choose] = []
         self._moves: list[Move] = []
         self._demands: list[DemandChange] = []
 
@@ -39,7 +41,12 @@ class Cuts:
         before = {line.line_id for line in self._books.lines_of(workload_uid)}
         parts = {line.line_id for line in self._lines.values() if line.workload.uid == workload_uid}
         found = sorted((self.line(line_id) for line_id in before | parts), key=line_order)
-        return tuple(line.line_id for line in found if line.state in running)
+        # Choices come last among what begins lines.
+        first = self._books.next_line + len(self._splits) + len(self._offers)
+        begun = (
+            f"{self._books.pool}-{first + n}" for n, c in enumerate(self._choices) if c.workload.uid == workload_uid
+        )
+        return (*(line.line_id for line in found if line.state in running), *begun)
 
     def cut(self, line_id: str, gpus: int) -> str:
         """Return the id of a line of exactly `gpus` GPUs: the line itself, or a part cut off it."""
@@ -98,6 +105,18 @@ class Cuts:
             )
         )
 
+    def choose(self, workload: WorkloadFacts, demand: str) -> None:
+        """Choose own work that has no line yet to make room for a demand of its group."""
+        self._choices.append(
+            Choose(
+                group=workload.group,
+                gpus=workload.gpus,
+                workload=workload.key,
+                term=workload.next_term,
+                demand=demand,
+            )
+        )
+
     def keep_idle(self, demand: Demand, idle: int) -> None:
         """Set what is kept free for a demand."""
         if idle != demand.idle:
@@ -118,6 +137,7 @@ class Cuts:
             swaps=tuple(self._swaps),
             pledges=tuple(self._pledges),
             offers=tuple(self._offers),
+            choices=tuple(self._choices),
             moves=tuple(self._moves),
             demands=tuple(self._demands),
         )

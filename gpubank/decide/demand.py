@@ -1,6 +1,6 @@
 """Demands of own work: when one begins, what is kept free for it, and when nobody waits any more.
 
-owed work, in the scheduler's order
+owed work, in the scheduler's order; less important own work may make room for it (`decide.ownside`)
 fits what its queue has free        nothing to do: it will be admitted
 does not, for 500 ms                offers of its lender are withdrawn; then a demand, what is free pledged to it
 OPEN       what becomes free is pledged to it, until its set is whole
@@ -15,6 +15,7 @@ from typing import Final
 from gpubank.decide.desk import Desk
 from gpubank.decide.offers import withdraw_for
 from gpubank.decide.recall import plan_recall
+from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import PoolFacts, QueueFacts, Wait, WorkloadFacts
@@ -100,25 +101,27 @@ def _check_raised(desk: Desk, demand: Demand, workload: WorkloadFacts) -> None:
     queue = desk.facts.queue(demand.lender, Side.OWN)
     if workload.reserved or queue is None or not desk.fenced(demand.lender, Side.OWN, demand.revision):
         return
-    if has_slipped(desk.facts, queue, workload) and desk.free(demand.lender) < workload.gpus:
+    if has_slipped(desk.facts, desk.books, queue, workload) and desk.free(demand.lender) < workload.gpus:
         idle = min(max(desk.free(demand.lender), 0), demand.gpus)
         change(desk, demand, DemandState.OPEN, "somebody else was admitted first", idle=idle)
 
 
-def has_slipped(facts: PoolFacts, queue: QueueFacts, workload: WorkloadFacts) -> bool:
+def has_slipped(facts: PoolFacts, books: Books, queue: QueueFacts, workload: WorkloadFacts) -> bool:
     """Whether others hold what was raised for a waiting Workload.
 
-    The queue's count alone does not say: it may be of this very Workload, of whose admission another watch tells later.
+    The queue's count alone does not say: it may be of this very Workload, of whose admission another watch tells
+    later, or of own work that is being stopped for somebody else.
     """
     if queue.nominal - queue.reserved >= workload.gpus:
         return False
+    leaving = {line.workload.uid for line in books.own_lines(queue.group) if not line.is_chosen}
     others = sum(
         other.gpus
         for other in facts.workloads
         if (other.group, other.kind) == (queue.group, queue.kind)
         and other.reserved
         and not other.finished
-        and other.key.uid != workload.key.uid
+        and other.key.uid not in leaving | {workload.key.uid}
     )
     return queue.nominal - others < workload.gpus
 

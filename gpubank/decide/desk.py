@@ -5,12 +5,15 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
+from gpubank.decide import ownside
 from gpubank.decide.memo import Memo
+from gpubank.decide.ownside import Holder, may_make_room, net_reserved
 from gpubank.domain.books import Applied, Books, Guarantee
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import PoolFacts, QueueFacts, Wait, WorkloadFacts
 from gpubank.domain.loan import SURPLUS, Line, LineState
+from gpubank.domain.policy import WithinGroup
 from gpubank.domain.terms import GroupTerms, PoolTerms
 from gpubank.domain.transaction import Transaction
 
@@ -64,7 +67,7 @@ class Desk:
         self._known: dict[object, Any] = {}
         self._of_groups: dict[str, dict[str, Any]] = {}
         self._fixed: dict[object, Any] = {}
-        self._owed: dict[str, tuple[Guarantee, tuple[WorkloadFacts, ...]]] = {}
+        self._owed: dict[str, tuple[Guarantee, tuple[Line, ...], tuple[WorkloadFacts, ...]]] = {}
 
     # ---- writing
 
@@ -174,9 +177,26 @@ class Desk:
         return self.once("groups", lambda: tuple(sorted({*self._by_group, *self.books.groups})))
 
     def reserved(self, group: str, kind: Side) -> int:
-        """GPUs that the scheduler has reserved in the queue; 0 where it does not exist."""
+        """GPUs that the scheduler has reserved in the queue; 0 where it does not exist.
+
+        Own work that is being stopped for more important work of its group is left out: its line stands for it.
+        """
         queue = self._by_queue.get((group, kind))
-        return queue.reserved if queue is not None else 0
+        reserved = queue.reserved if queue is not None else 0
+        if kind is Side.OWN and self.books.stopping(group):
+            return net_reserved(reserved, self.own_work(group), self.books.own_lines(group))
+        return reserved
+
+    def own_work(self, group: str) -> tuple[WorkloadFacts, ...]:
+        """Own Workloads of a group that have not finished."""
+
+        def found() -> dict[str, tuple[WorkloadFacts, ...]]:
+            groups: dict[str, list[WorkloadFacts]] = {}
+            for workload in self.of_side(Side.OWN):
+                groups.setdefault(workload.group, []).append(workload)
+            return {name: tuple(workloads) for name, workloads in groups.items()}
+
+        return self.fixed("own work", found).get(group, ())
 
     def fenced(self, group: str, kind: Side, revision: int) -> bool:
         """Whether no running admission cycle can still use a quota older than `revision`; surplus has no queue.
@@ -260,24 +280,45 @@ class Desk:
     def owed(self, group: str) -> tuple[WorkloadFacts, ...]:
         """Own Workloads that the group's guarantee still has room for, in the scheduler's order.
 
-        One that fits what is left of the guarantee counts and consumes it; one that cannot is passed over. Work above
-        the guarantee is owed nothing.
+        One that fits what is left of the guarantee counts and consumes it, or what less important work of the group
+        makes room for, where the policy says so; one that cannot is passed over. Work above the guarantee is owed
+        nothing.
         """
-        guarantee = self.books.guarantee(group)
+        guarantee, lines = self.books.guarantee(group), self.books.own_lines(group)
         known = self._owed.get(group)
-        if known is None or known[0] is not guarantee:  # nothing else in it changes while one step is decided
-            known = self._owed[group] = (guarantee, self._owed_by(guarantee))
-        return known[1]
+        # Nothing else in it changes while one step is decided.
+        if known is None or known[0] is not guarantee or known[1] is not lines:
+            known = self._owed[group] = (guarantee, lines, self._owed_by(guarantee))
+        return known[2]
 
     def _owed_by(self, guarantee: Guarantee) -> tuple[WorkloadFacts, ...]:
         group = guarantee.group
-        left = min(guarantee.in_force - guarantee.releasing, self.target(group)) - self.reserved(group, Side.OWN)
-        owed = []
-        for workload in self._pending_own.get(group, ()):
-            if workload.gpus <= left:
-                owed.append(workload)
-                left -= workload.gpus
-        return tuple(owed)
+        pending = self._pending_own.get(group, ())
+        if not pending:
+            return ()
+        return ownside.owed(pending, self.left_of(group), self._holders(group))
+
+    def left_of(self, group: str) -> int:
+        """GPUs of the group's guarantee that its own work does not hold, whoever they are lent to."""
+        guarantee = self.books.guarantee(group)
+        return min(guarantee.in_force - guarantee.releasing, self.target(group)) - self.reserved(group, Side.OWN)
+
+    def _holders(self, group: str) -> list[Holder]:
+        """Own work that may make room, and for whom it was chosen already."""
+        terms = self.group(group)
+        if terms is None or terms.within_group is WithinGroup.NEVER:
+            return []
+        lines = {line.workload.uid: line for line in self.books.own_lines(group)}
+        found = []
+        for workload in self.own_work(group):
+            line = lines.get(workload.key.uid)
+            if may_make_room(workload, terms) and (line is None or line.is_chosen):
+                found.append(Holder(workload, self._waits_for(line)))
+        return found
+
+    def _waits_for(self, line: Line | None) -> str | None:
+        demand = self.books.demand(line.demand) if line is not None and line.demand is not None else None
+        return demand.workload.uid if demand is not None and demand.workload is not None else None
 
     def lines(self, *states: LineState) -> tuple[Line, ...]:
         """Open lines in one of the states, in the order in which they were begun."""

@@ -88,8 +88,9 @@ def _beyond(desk: Desk, lender: str) -> tuple[int, int, int]:
     beyond_limit = max(desk.books.lent_to_others(lender) - _lending_limit(desk, lender), 0)
     target, beyond_target = desk.target(lender), 0
     if desk.books.guarantee(lender).in_force > target:
-        lent = desk.books.lent(lender)
-        beyond_target = min(max(desk.reserved(lender, Side.OWN) + lent - target, 0), lent)
+        lent = desk.books.on_loan(lender)
+        held = desk.reserved(lender, Side.OWN) + desk.books.stopping(lender)
+        beyond_target = min(max(held + lent - target, 0), lent)
     free = desk.free(lender)
     return beyond_limit, beyond_target, max(-free - _kept(desk, lender), 0) if free < 0 else 0
 
@@ -111,8 +112,8 @@ def _shrunk_of(desk: Desk) -> dict[str, int]:
     coming = {group: max(*_beyond(desk, group), beyond_floor(desk).get(group, 0)) for group in desk.groups}
     missing -= sum(coming.values())
     found: dict[str, int] = {}
-    for group in sorted(desk.groups, key=lambda g: (-desk.books.lent(g), g)):
-        part = min(desk.books.lent(group) - coming[group], missing)
+    for group in sorted(desk.groups, key=lambda g: (-desk.books.on_loan(g), g)):
+        part = min(desk.books.on_loan(group) - coming[group], missing)
         if part > 0:
             found[group] = part
             missing -= part
@@ -183,6 +184,7 @@ def _under_way(desk: Desk, excess: Excess) -> int:
         line.gpus
         for line in desk.books.lines
         if line.lender == excess.lender
+        and not line.is_own
         and not (excess.about == LENDING_LIMIT and line.is_self_loan)
         and (line.state is LineState.CLOSING or _leaves(desk, line, excess) or line.line_id in replaced)
     )

@@ -51,15 +51,15 @@ def overview(facts: PoolFacts, books: Books, terms: PoolTerms) -> tuple[QuotaRow
     """Return one row for every group with terms or books in the pool, by name; the surplus has none."""
     names = sorted(({group.group for group in terms.groups} | set(books.groups)) - {SURPLUS})
     pending = _pending(facts)
-    idle = {name: _idle(facts, books, name, pending[name, Side.OWN]) for name in names}
-    kept = kept_for_serving(Desk(facts, books, terms, facts.at), idle)
+    desk = Desk(facts, books, terms, facts.at)
+    idle = {name: _idle(desk, name, pending[name, Side.OWN]) for name in names}
+    kept = kept_for_serving(desk, idle)
     return tuple(_row(facts, books, terms, name, idle[name] - kept.get(name, 0), pending) for name in names)
 
 
-def _idle(facts: PoolFacts, books: Books, name: str, pending: int) -> int:
+def _idle(desk: Desk, name: str, pending: int) -> int:
     """GPUs of the guarantee that are neither lent nor used, nor waited for."""
-    queue = facts.queue(name, Side.OWN)
-    used = queue.reserved if queue else 0
+    books, used = desk.books, desk.reserved(name, Side.OWN)
     wanted = max(pending, books.pledged(name))
     return books.guarantee(name).in_force - books.lent(name) - used - wanted
 

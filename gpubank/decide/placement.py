@@ -21,7 +21,8 @@ def follow_placement(desk: Desk) -> None:
     if desk.frozen:
         return
     for workload in sorted(desk.stirring(Side.OWN), key=lambda w: w.key.uid):
-        missing = unplaced(workload) if workload.reserved else 0
+        stays = workload.reserved and workload.active  # what is being stopped needs no nodes
+        missing = unplaced(workload) if stays else 0
         if workload.admitted_at is None or missing == 0 or pod_size(workload) == 0:
             continue
         if not desk.lasted(workload.admitted_at, PATIENCE):

@@ -92,9 +92,10 @@ def plan_recall(
     1. The lender's own idle quota is kept for it.
     2. Loans that nobody uses are closed for it.
     3. Free slack of others, or surplus, takes over running lines; never of a lender with own demand.
-    4. Victims are taken in order until the rest is repaid and the owner's pods fit their nodes; then, from the last
-       backwards, whoever is unnecessary is spared. One who was stopped and does not go, as on a dead node, is passed
-       over if others can be had: it stays stopped, and its GPUs come back whenever they do.
+    4. Victims are taken in order until the rest is repaid and the owner's pods fit their nodes, last of all less
+       important own work where the policy says so; then, from the last backwards, whoever is unnecessary is spared.
+       One who was stopped and does not go, as on a dead node, is passed over if others can be had: it stays stopped,
+       and its GPUs come back whenever they do.
 
     A demand for a Workload is met whole or not at all: if it cannot be, there are no victims. `spared` are uids that
     have refused.
@@ -156,7 +157,8 @@ class _Planner:
         complete = to_be_had >= left and self._fits(chosen)
         if not complete and self._demand.kind in WHOLE:
             chosen = [candidate for candidate in chosen if self._bound(candidate)]
-            repayment = Repayment(direct=self._teller.repay(chosen, left).direct)
+            bound = self._teller.repay(chosen, left)
+            repayment = Repayment(direct=bound.direct, own=bound.own)
         self._write(chosen, repayment)
         covered = self._demand.gpus - left + to_be_had
         return RecallPlan(
@@ -192,9 +194,10 @@ class _Planner:
         self._coming = sum(line.gpus for line in self._desk.books.lines if line.line_id in self._on_their_way)
 
     def _left_behind(self, line: Line) -> bool:
-        """Whether the line is recalled and its Workload ended by itself."""
+        """Whether the line is recalled and its Workload ended by itself; what was only chosen is free then."""
         workload = self._desk.workload(line.workload.uid)
-        return line.state is LineState.RECALLED and (workload is None or workload.finished)
+        recalled = line.state is LineState.RECALLED and not line.is_chosen
+        return recalled and (workload is None or workload.finished)
 
     def _close_unused(self) -> None:
         """Pledge what is closing, and close what nobody uses, as far as it is needed."""
@@ -206,7 +209,7 @@ class _Planner:
             # What was pledged to this demand and ended by itself comes back too: nobody is stopped in its place.
             if line.line_id in self._on_their_way or not self._teller.free_of(line):
                 continue
-            piece = self._cuts.cut(line.line_id, part)
+            piece = line.line_id if line.is_own else self._cuts.cut(line.line_id, part)
             self._on_their_way.add(piece)
             if line.state is not LineState.GRANTED:
                 self._cuts.pledge(piece, self._demand.demand_id)
@@ -292,10 +295,10 @@ class _Planner:
             uid = workload.key.uid
             if workload.finished or (self._owner is not None and uid == self._owner.key.uid):
                 continue
-            if workload.kind is Side.OWN and (workload.reserved or uid in others):
-                placed.append(workload)
-            elif workload.kind is Side.BORROW and uid in leaving:
+            if uid in leaving:
                 room.give(workload.pod_facts, unready=self._unready)
+            elif workload.kind is Side.OWN and (workload.reserved or uid in others):
+                placed.append(workload)
             elif workload.parked:
                 continue  # it is stopped, and needs no room
             elif workload.kind is Side.BORROW and (workload.reserved or uid in soon) and unplaced(workload):
@@ -322,6 +325,14 @@ class _Planner:
             cuts.novate(piece, source.lender)
             cuts.pledge(piece, mine)
             kept.add(piece)
+        for candidate in chosen:
+            if not candidate.is_own:
+                continue
+            for line in candidate.lines:
+                cuts.pledge(line.line_id, mine)
+                kept.add(line.line_id)
+            if not candidate.lines:
+                cuts.choose(candidate.workload, mine)
         if self._demand.kind is DemandKind.PLACEMENT:
             for candidate in chosen:
                 for line in candidate.lines:

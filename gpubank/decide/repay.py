@@ -3,6 +3,7 @@
     direct     a victim's line of the demanding lender
     swap       a victim's line of another lender exchanges lenders with an equal line of the demanding lender that
                goes on running: the other lender lends on, the demanding one is repaid
+    own        what own work of the group makes room with
     novation   somebody with free slack takes over a line of the demanding lender that goes on running; that is no
                help for what is reserved beyond a shrunken pool's nodes
 
@@ -17,7 +18,7 @@ from gpubank.decide.desk import Desk, line_order
 from gpubank.decide.lend import has_demand
 from gpubank.decide.slack import Source, Till, overhang
 from gpubank.decide.use import novated
-from gpubank.decide.victims import Candidate
+from gpubank.decide.victims import Candidate, held
 from gpubank.domain.demand import Demand, DemandKind
 from gpubank.domain.loan import Line, LineState
 
@@ -34,6 +35,8 @@ class Repayment:
     """Victim's line, running line, GPUs."""
 
     novations: tuple[tuple[Line, Source], ...] = ()
+    own: int = 0
+    """GPUs of own work."""
 
     @property
     def total(self) -> int:
@@ -42,6 +45,7 @@ class Repayment:
             sum(gpus for _, gpus in self.direct)
             + sum(gpus for *_, gpus in self.swaps)
             + sum(source.gpus for _, source in self.novations)
+            + self.own
         )
 
 
@@ -71,6 +75,8 @@ class Teller:
 
     def counts(self, line: Line) -> bool:
         """Whether the line, once back, helps the demand."""
+        if line.is_own and self._demand.kind is not DemandKind.WORKLOAD:
+            return False
         only_others = self._demand.kind is DemandKind.LIMIT and self._demand.demand_id.endswith(f"/{LENDING_LIMIT}")
         return line.lender == self._demand.lender and not (only_others and line.is_self_loan)
 
@@ -80,9 +86,9 @@ class Teller:
 
     def repay(self, chosen: Iterable[Candidate], gpus: int) -> Repayment:
         """Return how the chosen repay up to `gpus` GPUs, with what need not be stopped at all."""
-        mine = self._demand.demand_id
+        mine, chosen = self._demand.demand_id, tuple(chosen)
         victims = sorted(
-            (line for candidate in chosen for line in candidate.lines),
+            (line for candidate in chosen if not candidate.is_own for line in candidate.lines),
             key=lambda line: (line.demand != mine, *line_order(line)),
         )
         uids = {line.workload.uid for line in victims}
@@ -91,14 +97,16 @@ class Teller:
             if gpus > 0 and self.counts(line) and self.free_of(line) and line.line_id not in self._novated:
                 direct.append((line, min(line.gpus, gpus)))
                 gpus -= direct[-1][1]
+        own = min(sum(held(candidate) for candidate in chosen if candidate.is_own), max(gpus, 0))
+        gpus -= own
         if gpus <= 0:
-            return Repayment(tuple(direct))
+            return Repayment(tuple(direct), own=own)
         running = {line.line_id: line.gpus for line in self._lines if line.workload.uid not in uids}
         till = self._till.copy()
         swaps = self._swaps(victims, running, gpus, till)
         gpus -= sum(part for *_, part in swaps)
         novations = self._novations(running, min(gpus, self._may_go_on), till)
-        return Repayment(tuple(direct), tuple(swaps), tuple(novations))
+        return Repayment(tuple(direct), tuple(swaps), tuple(novations), own)
 
     def _in_use(self, line: Line) -> bool:
         workload = self._desk.workload(line.workload.uid)

@@ -62,10 +62,10 @@ def beyond_floor(desk: Desk) -> Mapping[str, int]:
 def _beyond(desk: Desk) -> dict[str, int]:
     groups = _order(desk)
     guaranteed = sum(desk.books.guarantee(group).in_force for group in groups)
-    left = sum(desk.books.lent(group) for group in groups) - max(guaranteed - desk.terms.serving_floor, 0)
+    left = sum(desk.books.on_loan(group) for group in groups) - max(guaranteed - desk.terms.serving_floor, 0)
     beyond: dict[str, int] = {}
     for group in groups:
-        part = min(desk.books.lent(group), left)
+        part = min(desk.books.on_loan(group), left)
         if part > 0:
             beyond[group] = part
             left -= part

@@ -3,6 +3,7 @@
     withdrawn   every offer: nobody was given what it promised
     kept        lines of Workloads that run on
     ended       lines of Workloads that hold no quota, at the time that their conditions tell
+    dropped     lines of own work that was to make room, and runs on; what was stopped already has left
     adopted     what runs without lines, since its admission: of the group itself, of the surplus, of others; within
                 the limits as far as they reach, beyond them where they do not, for it runs whatever they say
 
@@ -33,6 +34,7 @@ IN_CHARGE = "the scheduler was in charge"
 def settle(desk: Desk) -> None:
     """Bring the books to what runs; changes nothing where they say it already."""
     withdraw(desk, desk.lines(LineState.OFFERED), IN_CHARGE)
+    _drop_own(desk)
     _let_go(desk)
     _follow_time(desk)
     if not desk.facts.fail_safe_epoch:
@@ -55,6 +57,20 @@ def _let_go(desk: Desk) -> None:
             change(desk, demand, demand.state, f"nothing is kept for it: {IN_CHARGE}", idle=0)
         elif demand.state is DemandState.PARTIAL and desk.lasted(demand.moved_at or demand.opened_at, TRY_AGAIN):
             change(desk, demand, DemandState.OPEN, "it is tried again when the bank is back")
+
+
+def _drop_own(desk: Desk) -> None:
+    """Let own work go on that was to make room: nobody is stopped for anybody now, and nobody owes anybody for it.
+
+    Of what is being stopped already the Loan sees the end.
+    """
+    for line in desk.lines(LineState.RECALLED):
+        workload = desk.workload(line.workload.uid)
+        stops = workload is not None and workload.parked and not workload.gone
+        if line.is_own and not stops:
+            moves = [_move(line, line.state, LineState.RETURNED, f"it makes no room: {IN_CHARGE}")]
+            note = f"{line.workload.title} of {line.lender} makes no room: {IN_CHARGE}"
+            desk.write(f"settle/{line.line_id}", note, moves=moves)
 
 
 # ---- lines, in the order of time
@@ -103,7 +119,8 @@ def _regrant(desk: Desk) -> None:
 def _ends(desk: Desk) -> list[_End]:
     found: dict[str, list[Line]] = {}
     for line in desk.lines(LineState.GRANTED, LineState.CLOSING, LineState.RECALLED):
-        found.setdefault(line.workload.uid, []).append(line)
+        if not line.is_own:
+            found.setdefault(line.workload.uid, []).append(line)
     ends = []
     for uid, lines in sorted(found.items()):
         workload = desk.workload(uid)

@@ -74,7 +74,8 @@ def committed(desk: Desk, group: str) -> int:
 
 
 def _committed(desk: Desk, group: str) -> int:
-    in_use = min(desk.books.guarantee(group).in_force, desk.reserved(group, Side.OWN))
+    held = desk.reserved(group, Side.OWN) + desk.books.stopping(group)
+    in_use = min(desk.books.guarantee(group).in_force, held)
     return max(desk.target(group), in_use)
 
 
@@ -101,8 +102,10 @@ def _overhang(desk: Desk) -> int:
     if have >= desk.terms.capacity:
         return 0
     lent = sum(
-        line.gpus for line in desk.books.lines if line.state is not LineState.OFFERED or line.replaces is None
-    )  # a novation is counted once
+        line.gpus
+        for line in desk.books.lines
+        if (line.state is not LineState.OFFERED or line.replaces is None) and not line.is_chosen
+    )  # a novation is counted once, and so is own work that holds its quota still
     return max(sum(desk.reserved(group, Side.OWN) for group in desk.groups) + lent - have, 0)
 
 

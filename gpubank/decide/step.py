@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from pydantic import AwareDatetime
 
+from gpubank.decide.comeback import may_come_back
 from gpubank.decide.demand import end_stale, follow_own_work
 from gpubank.decide.desk import FENCE_POLL, Desk
 from gpubank.decide.guarantee import follow_capacity, follow_targets, rest_lenders
@@ -41,7 +42,7 @@ class SignalKind(StrEnum):
     """Its lines are granted and it is admitted."""
 
     OFFERED = "offered"
-    """GPUs for all of it lie ready: resume it."""
+    """GPUs for all of it lie ready, or it is own work that fits the guarantee again: resume it."""
 
     ENDED = "ended"
     """Its Workload finished or is gone."""
@@ -62,6 +63,9 @@ class LoanSignal(Message):
 
     at: AwareDatetime | None = None
     """When it was admitted or offered; an end is seen when it is said."""
+
+    own: bool = False
+    """Whether it is own work of its group."""
 
 
 class LenderNeeds(Message):
@@ -161,7 +165,9 @@ def _needs(desk: Desk) -> tuple[LenderNeeds, ...]:
 def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
     lines = desk.books.line_index.by_workload
     running = [(workload, lines[workload.key.uid]) for workload in desk.at_rest(Side.BORROW)]
-    stirring = (*desk.stirring(Side.BORROW), *desk.finished(Side.BORROW))
+    own = [w for w in desk.stirring(Side.OWN) if w.parked]
+    own += [w for w in desk.finished(Side.OWN) if desk.books.lines_of(w.key.uid)]
+    stirring = (*desk.stirring(Side.BORROW), *desk.finished(Side.BORROW), *own)
     others = [_signal(desk, workload) for workload in stirring]
     signals = desk.memo.each("granted", running, _granted) + [signal for signal in others if signal is not None]
     signals.sort(key=lambda signal: signal.workload.uid)
@@ -174,6 +180,7 @@ def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
             kind=SignalKind.ENDED,
             term=line.term,
             lenders=_left_behind(desk.books.lines_of(uid)),
+            own=line.is_own,
         )
         for uid, line in sorted(gone.items())
     ]
@@ -187,6 +194,8 @@ def _signal(desk: Desk, workload: WorkloadFacts) -> LoanSignal | None:
         return _say(workload, SignalKind.ENDED, workload.next_term, _left_behind(lines))
     if workload.reserved and workload.active and sum(line.gpus for line in granted) >= workload.gpus > 0:
         return _granted(workload, granted)
+    if workload.kind is Side.OWN:
+        return _say(workload, SignalKind.OFFERED, workload.next_term) if may_come_back(desk, workload) else None
     if workload.parked and whole_offer(desk, workload):
         lenders = tuple(sorted({line.lender for line in lines}))
         return _say(workload, SignalKind.OFFERED, workload.next_term, lenders, lines[0].offered_at)
@@ -207,7 +216,7 @@ def _say(
     workload: WorkloadFacts,
     kind: SignalKind,
     term: int,
-    lenders: tuple[str, ...],
+    lenders: tuple[str, ...] = (),
     at: datetime | None = None,
 ) -> LoanSignal:
     return LoanSignal(
@@ -218,4 +227,5 @@ def _say(
         term=term,
         lenders=lenders,
         at=at,
+        own=workload.kind is Side.OWN,
     )

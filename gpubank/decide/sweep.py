@@ -124,14 +124,15 @@ class _Sweeper:
     # ---- workflows
 
     def _loans(self) -> None:
-        """Every Workload with lines that are more than an offer has a Loan."""
+        """Every Workload with lines that are more than an offer, or a choice, has a Loan."""
         for uid, lines in _by_workload(self._desk):
             if self._runs(uid) or self._is_young(max(line.moved_at for line in lines)):
                 continue
             first, workload = lines[0], self._desk.workload(uid)
             gpus = sum(line.gpus for line in lines)
             name = first.workload.title
-            message = f"{name} of {first.borrower} has {gpus} GPUs on loan and no Loan runs for it; it has been started"
+            what = f"is to give {gpus} GPUs back" if first.is_own else f"has {gpus} GPUs on loan"
+            message = f"{name} of {first.borrower} {what} and no Loan runs for it; it has been started"
             self._find(SweepKind.LOAN_MISSING, uid, message, mended=True)
             self._starts[uid] = LoanStart(workload=first.workload, borrower=first.borrower, gpus=gpus)
             granted = tuple(line for line in lines if line.state is LineState.GRANTED)
@@ -140,7 +141,7 @@ class _Sweeper:
 
     def _parked(self) -> None:
         """Whom the bank stopped has a Loan that brings it back."""
-        for workload in self._desk.of_side(Side.BORROW):
+        for workload in (*self._desk.of_side(Side.BORROW), *self._desk.of_side(Side.OWN)):
             uid, mark = workload.key.uid, workload.mark
             if not workload.parked or mark is None or self._runs(uid) or uid in self._starts:
                 continue
@@ -250,7 +251,8 @@ class _Sweeper:
 def _by_workload(desk: Desk) -> Iterator[tuple[str, list[Line]]]:
     found: dict[str, list[Line]] = {}
     for line in desk.lines(LineState.GRANTED, LineState.CLOSING, LineState.RECALLED):
-        found.setdefault(line.workload.uid, []).append(line)
+        if not line.is_chosen:  # it stands and falls with its demand
+            found.setdefault(line.workload.uid, []).append(line)
     yield from sorted(found.items())
 
 

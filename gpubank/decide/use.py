@@ -124,7 +124,10 @@ def _return(desk: Desk, borrower: str, lines: list[Line]) -> None:
     running = sum(
         line.gpus
         for line in desk.lines(LineState.RECALLED)
-        if line.borrower == borrower and (w := desk.workload(line.workload.uid)) is not None and w.reserved
+        if line.borrower == borrower
+        and not line.is_own
+        and (w := desk.workload(line.workload.uid)) is not None
+        and w.reserved
     )
     if queue is not None and queue.reserved - running > desk.books.granted(borrower):
         return

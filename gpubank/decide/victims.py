@@ -3,11 +3,12 @@
 The first difference decides:
 
 1. on its way out already, for another demand or an earlier plan of this one;
-2. class: reserved but pods not running; retryable and short; with a checkpoint hook; retryable and long; notebooks;
+2. borrowed work before own work, which makes room only for more important own work of its group;
+3. class: reserved but pods not running; retryable and short; with a checkpoint hook; retryable and long; notebooks;
    unsaveable (only where the borrower's policy names it);
-3. lower priority first;
-4. newest first, for it loses the least work;
-5. uid, so that the order is total and a replay chooses alike.
+4. lower priority first;
+5. newest first, for it loses the least work;
+6. uid, so that the order is total and a replay chooses alike.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Final
 from gpubank.decide.desk import Desk, line_order
 from gpubank.decide.fit import Room
 from gpubank.decide.lease import protected
+from gpubank.decide.ownside import may_make_room
 from gpubank.domain.contract import ReclaimClass, Side
 from gpubank.domain.demand import Demand, DemandKind
 from gpubank.domain.facts import WorkloadFacts
@@ -36,11 +38,11 @@ LATE: Final = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A borrow Workload that may be stopped."""
+    """A Workload that may be stopped: one that borrows, or own work that makes room."""
 
     workload: WorkloadFacts
     lines: tuple[Line, ...]
-    """Its granted and recalled lines, oldest first."""
+    """Its granted and recalled lines, oldest first; own work has none until it is chosen."""
 
     leaving: bool
     """Being recalled already."""
@@ -56,6 +58,11 @@ class Candidate:
         """Uid of the Workload."""
         return self.workload.key.uid
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is own work of the group that demands."""
+        return self.workload.kind is Side.OWN
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -70,8 +77,8 @@ class Choice:
 
 
 def held(candidate: Candidate) -> int:
-    """GPUs of a candidate's lines."""
-    return sum(line.gpus for line in candidate.lines)
+    """GPUs that a candidate gives up: those of its lines, or of own work that has none yet."""
+    return sum(line.gpus for line in candidate.lines) if candidate.lines else candidate.workload.gpus
 
 
 class Most:
@@ -143,7 +150,8 @@ def on_failure(desk: Desk, demand: Demand, borrower: str) -> OnCheckpointFailure
 def choose_from(desk: Desk, demand: Demand, spared: frozenset[str]) -> Choice:
     """Return the Workloads that may be stopped for the demand, in the order in which they are taken.
 
-    The borrower's policy must allow its class. A group's loan to itself is a victim only for its own group's demand.
+    The borrower's policy must allow its class. A group's loan to itself is a victim only for its own group's demand;
+    own work only for a Workload of its group that is more important, and no lease speaks for it.
     Whoever was brought back has `minRunTime` to make progress, unless the demand would be late for it. `spared`
     Workloads have refused; an overdue demand of a pool that evicts spares nobody but whom a lease protects: that is the
     platform's word, and ends by itself.
@@ -165,6 +173,12 @@ def choose_from(desk: Desk, demand: Demand, spared: frozenset[str]) -> Choice:
             until.append(free_at)
         else:
             found.append(candidate)
+    for candidate in _own_candidates(desk, demand, spared):
+        free_at = _protected_until(desk, demand, candidate.workload)
+        if free_at is not None and not candidate.leaving:
+            until.append(free_at)
+        else:
+            found.append(candidate)
     found.sort(key=lambda candidate: _order(candidate, demand, desk.now))
     leased.sort(key=lambda pair: pair[0].key.uid)
     return Choice(tuple(found), min(until, default=None), tuple(leased))
@@ -178,6 +192,7 @@ def _order(candidate: Candidate, demand: Demand, now: datetime) -> tuple[object,
         not candidate.sunk,
         not asked,
         not candidate.leaving,
+        candidate.is_own,
         stop_class(workload, now),
         workload.priority,
         -admitted.timestamp(),
@@ -208,6 +223,27 @@ def _candidate(desk: Desk, demand: Demand, workload: WorkloadFacts, spared: froz
     terms = desk.group(workload.group)
     allowed = terms.only_preempt if terms is not None else frozenset(DEFAULT_PREEMPT)
     return candidate if workload.contract.reclaim_class.preempt_class in allowed else None
+
+
+def _own_candidates(desk: Desk, demand: Demand, spared: frozenset[str]) -> list[Candidate]:
+    """Own work of the demanding group that may be stopped for what waits, or is stopped already."""
+    owner = desk.workload(demand.workload.uid) if demand.workload is not None else None
+    if owner is None or demand.kind is not DemandKind.WORKLOAD:
+        return []
+    terms, evicts = desk.group(demand.lender), overdue(desk, demand)
+    found = []
+    for workload in desk.own_work(demand.lender):
+        uid = workload.key.uid
+        lines = tuple(line for line in desk.books.lines_of(uid) if line.demand in (None, demand.demand_id))
+        if len(lines) < len(desk.books.lines_of(uid)):
+            continue  # it makes room for somebody else
+        taken = any(not line.is_chosen for line in lines)
+        sunk = taken and (workload.parked or workload.gone)
+        less = workload.priority < owner.priority and may_make_room(workload, terms)
+        if sunk or (less and (uid not in spared or evicts)):
+            stuck = sunk and stays(workload, desk.now)
+            found.append(Candidate(workload, lines, leaving=taken, sunk=sunk, stuck=stuck))
+    return found
 
 
 def _protected_until(desk: Desk, demand: Demand, workload: WorkloadFacts) -> datetime | None:

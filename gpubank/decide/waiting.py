@@ -1,5 +1,6 @@
 """Why somebody waits, in words for the owner of the job; the same facts give the same words."""
 
+from gpubank.decide.comeback import may_come_back
 from gpubank.decide.desk import Desk, kueue_order, waits_for_quota
 from gpubank.decide.fit import Room, pod_size
 from gpubank.decide.lease import protected
@@ -26,6 +27,7 @@ def notes(desk: Desk) -> tuple[WaitingNote, ...]:
     """Say, for everybody who waits for quota, why; own work first, then in the scheduler's order."""
     waiting = sorted(filter(waits_for_quota, desk.stirring(Side.OWN)), key=kueue_order)
     own = [_own_note(desk, workload) for workload in waiting]
+    own += [_parked_note(desk, w) for w in sorted(desk.stirring(Side.OWN), key=kueue_order) if w.parked and w.gone]
     till, room, gang = Till.of(desk), room_for(desk), gathering(desk)
     asking = [w for w in desk.stirring(Side.BORROW) if waits_for_quota(w) or w.parked]
     borrow = [_borrow_note(desk, workload, till, room, gang) for workload in sorted(asking, key=kueue_order)]
@@ -67,6 +69,18 @@ def _own_note(desk: Desk, workload: WorkloadFacts) -> WaitingNote | None:
         f"{_kept_by_leases(desk, group)}"
     )
     return _note(workload, "Recalling", message)
+
+
+def _parked_note(desk: Desk, workload: WorkloadFacts) -> WaitingNote | None:
+    """Say of own work that made room what it waits for; nothing once it is about to come back."""
+    if may_come_back(desk, workload):
+        return None
+    left = max(desk.left_of(workload.group) - desk.books.stopping(workload.group), 0)
+    message = (
+        f"it made room for more important work of {workload.group}; it needs {workload.gpus} GPUs of the"
+        f" guarantee, which has {left} left for it and for what waits before it"
+    )
+    return _note(workload, "MadeRoom", message)
 
 
 def _kept_by_leases(desk: Desk, lender: str) -> str:

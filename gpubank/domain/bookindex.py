@@ -71,6 +71,12 @@ class LineIndex:
         self.by_id = {line.line_id: line for line in rows}
         self.lent, self.lent_to_others = Counter[str](), Counter[str]()
         self.granted, self.borrowed = Counter[str](), Counter[str]()
+        self.stopping = Counter[str]()
+        """GPUs of lines on the own side that are taken."""
+
+        self.own: dict[str, tuple[Line, ...]] = {}
+        """Lines on the own side, by group."""
+
         self._parties = Counter[str]()
         self.moving: dict[str, Line] = {}
         """Lines that are not simply granted: few of many."""
@@ -98,6 +104,7 @@ class LineIndex:
         index.by_demand, index.moving = dict(self.by_demand), dict(self.moving)
         index.lent, index.lent_to_others = self.lent.copy(), self.lent_to_others.copy()
         index.granted, index.borrowed = self.granted.copy(), self.borrowed.copy()
+        index.stopping, index.own = self.stopping.copy(), dict(self.own)
         index._parties = self._parties.copy()
         for before, after in changed:
             if before is not None:
@@ -120,12 +127,17 @@ class LineIndex:
         _drop(self.by_workload, line.workload.uid, line.line_id, line_name)
         if line.demand is not None:
             _drop(self.by_demand, line.demand, line.line_id, str)
+        if line.is_own:
+            _drop(self.own, line.lender, line.line_id, line_name)
         self._count(line, -1)
 
     def _count(self, line: Line, sign: int) -> None:
         gpus = sign * line.gpus
         self._parties[line.lender] += sign
         self._parties[line.borrower] += sign
+        if line.is_own:
+            self._count_own(line, sign)
+            return
         self.lent[line.lender] += gpus
         if line.state is LineState.GRANTED:
             self.granted[line.borrower] += gpus
@@ -134,6 +146,16 @@ class LineIndex:
         if not line.is_self_loan:
             self.lent_to_others[line.lender] += gpus
             self.borrowed[line.borrower] += 0 if line.replaces is not None else gpus
+
+    def _count_own(self, line: Line, sign: int) -> None:
+        """Count a line on the own side: one that is only chosen weighs nothing."""
+        if not line.is_chosen:
+            self.lent[line.lender] += sign * line.gpus
+            self.stopping[line.lender] += sign * line.gpus
+        if sign > 0:
+            self.moving[line.line_id] = line
+            mine = (*self.own.get(line.lender, ()), line)
+            self.own[line.lender] = tuple(sorted(mine, key=line_name))
 
 
 def _drop(rows: dict[str, tuple[Row, ...]], key: str, name: str, name_of: Callable[[Row], str]) -> None:

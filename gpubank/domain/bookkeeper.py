@@ -7,7 +7,9 @@ from gpubank.domain.books import Applied, Books, Guarantee
 from gpubank.domain.demand import LIVE, Demand, DemandState
 from gpubank.domain.errors import ConflictError, LedgerError
 from gpubank.domain.loan import LENT, SURPLUS, Line, LineState
+from gpubank.domain.ownside import chosen, taken, unpledged
 from gpubank.domain.transaction import (
+    Choose,
     DemandChange,
     DemandOpening,
     GuaranteeChange,
@@ -17,6 +19,7 @@ from gpubank.domain.transaction import (
     Reattach,
     Split,
     Swap,
+    Take,
     Transaction,
 )
 
@@ -83,6 +86,8 @@ class Bookkeeper:
             (tx.pledges, self._pledge),
             (tx.reattachments, self._reattach),
             (tx.offers, self._offer),
+            (tx.choices, self._choose),
+            (tx.takes, self._take),
             (moves, self._move),
             (tx.demands, self._change_demand),
         )
@@ -247,7 +252,7 @@ class Bookkeeper:
             self._demand(pledge.demand)
             if line.demand not in (None, pledge.demand):
                 raise ConflictError(f"line {line.line_id!r} is pledged to {line.demand!r}; re-read the books")
-        self._put_line(line, demand=pledge.demand)
+        self._put_line(line, **({"demand": pledge.demand} if pledge.demand else unpledged(line, self._tx.at)))
 
     def _reattach(self, change: Reattach) -> None:
         line = self._line(change.line_id, change.version)
@@ -297,6 +302,15 @@ class Bookkeeper:
             )
         )
 
+    def _choose(self, choice: Choose) -> None:
+        demand, line_id = self._demand(choice.demand), self._new_id()
+        line = chosen(self._books, choice, demand, line_id=line_id, revision=self._revision, at=self._tx.at)
+        self._put_line(line)
+
+    def _take(self, take: Take) -> None:
+        line = self._line(take.line_id, take.version)
+        self._put_line(line, **taken(self._books, line, self._tx.at))
+
     def _move(self, move: Move) -> None:
         line = self._line(move.line_id, move.version)
         if line.state is not move.from_state:
@@ -314,9 +328,9 @@ class Bookkeeper:
             self._demand(demand_id)
         update["demand"] = demand_id
         self._put_line(line, **update)
-        if move.to_state is LineState.RETURNED and demand_id is not None:
+        if move.to_state is LineState.RETURNED and demand_id is not None and not line.is_chosen:
             self._keep_for(demand_id, line)
-        if move.to_state is LineState.RETURNED and line.state is LineState.RECALLED:
+        if move.to_state is LineState.RETURNED and line.state is LineState.RECALLED and not line.is_own:
             self._rest(line.lender)
 
     def _check_novated(self, line: Line) -> None:
@@ -379,4 +393,4 @@ class Bookkeeper:
         for name in (*sorted(known), *begun):
             line = self._known_line(name)
             if line is not None and line.is_open and line.demand == demand_id:
-                self._put_line(line, demand=None)
+                self._put_line(line, **unpledged(line, self._tx.at))

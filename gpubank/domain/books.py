@@ -77,9 +77,21 @@ class Books(Message):
         """Open lines that are pledged to a demand."""
         return tuple(self.line_index.by_id[name] for name in self.line_index.by_demand.get(demand_id, ()))
 
+    def own_lines(self, group: str) -> tuple[Line, ...]:
+        """Open lines on the group's own side."""
+        return self.line_index.own.get(group, ())
+
+    def stopping(self, group: str) -> int:
+        """GPUs of own work that is being stopped for more important work of the group."""
+        return self.line_index.stopping[group]
+
     def lent(self, lender: str) -> int:
-        """GPUs that weigh on the lender, its loans to itself included."""
+        """GPUs that weigh on the lender: its loans, those to itself included, and own work that is being stopped."""
         return self.line_index.lent[lender]
+
+    def on_loan(self, lender: str) -> int:
+        """GPUs of the lender that serve borrow queues, its own included."""
+        return self.lent(lender) - self.stopping(lender)
 
     def lent_to_others(self, lender: str) -> int:
         """GPUs that weigh on the lender and serve other groups."""
@@ -113,7 +125,7 @@ class Books(Message):
         return tuple(sorted({g.group for g in self.guarantees} | self.line_index.groups))
 
     def own_nominal(self, group: str) -> int:
-        """Quota of the group's own queue: what is in force, less what is lent, pledged or being given up."""
+        """Quota of the group's own queue: what is in force, less what is lent, stopped, pledged or being given up."""
         guarantee = self.guarantee(group)
         return guarantee.in_force - guarantee.releasing - self.lent(group) - self.pledged(group)
 

@@ -8,6 +8,11 @@
 A Workload that borrows 16 GPUs of two lenders has two lines. All lines of one Workload between its admission and
 its stop are one *term*; a Workload that was parked and came back is in its next term. Every row carries a version,
 and every move is a compare-and-set from the named state.
+
+A line on the *own side* lends nothing: it holds what own work leaves to more important work of its group.
+
+    chosen ──▶ taken ──▶ RETURNED      both RECALLED: chosen weighs nothing, for the Workload holds its quota itself;
+       └──────────────────▲            taken, right before it is stopped, so that nobody else comes into its place
 """
 
 from collections.abc import Mapping
@@ -17,6 +22,7 @@ from typing import Final
 from pydantic import AwareDatetime
 
 from gpubank.domain.base import Message, PositiveGpuCount
+from gpubank.domain.contract import Side
 from gpubank.domain.errors import IllegalTransitionError
 
 SURPLUS: Final = "pool"
@@ -53,6 +59,9 @@ MOVES: Final[Mapping[LineState, frozenset[LineState]]] = {
     LineState.RETURNED: frozenset(),
     LineState.WITHDRAWN: frozenset(),
 }
+
+OWN_MOVES: Final[Mapping[LineState, frozenset[LineState]]] = {LineState.RECALLED: frozenset({LineState.RETURNED})}
+"""Moves of a line on the own side: it is begun as RECALLED, and grants nothing to anybody."""
 
 LENT: Final = frozenset({LineState.OFFERED, LineState.GRANTED, LineState.CLOSING, LineState.RECALLED})
 """States in which a line weighs on its lender."""
@@ -97,6 +106,9 @@ class Line(Message):
     """A business group, or `SURPLUS`."""
 
     borrower: str
+    side: Side = Side.BORROW
+    """Queue that its Workload runs in; on the own side lender and borrower are its group, and nobody owes anybody."""
+
     gpus: PositiveGpuCount
     workload: WorkloadKey
     term: int
@@ -120,6 +132,8 @@ class Line(Message):
 
     offered_at: AwareDatetime
     granted_at: AwareDatetime | None = None
+    """When the borrower's queue was raised for it; on the own side, when it was taken."""
+
     moved_at: AwareDatetime
     """When the row last changed its state."""
 
@@ -131,11 +145,22 @@ class Line(Message):
         return self.lender == self.borrower
 
     @property
+    def is_own(self) -> bool:
+        """Whether it stands on the own side."""
+        return self.side is Side.OWN
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it says no more than that own work is to make room; such a line ends with its pledge."""
+        return self.is_own and self.granted_at is None
+
+    @property
     def is_open(self) -> bool:
         """Whether the line has not ended."""
         return self.state in OPEN
 
     def check_move(self, state: LineState) -> None:
         """Raise `IllegalTransitionError` unless the line may become `state`."""
-        if state not in MOVES[self.state]:
+        moves = OWN_MOVES if self.is_own else MOVES
+        if state not in moves[self.state]:
             raise IllegalTransitionError(f"line {self.line_id!r}", self.state, state)

@@ -79,7 +79,7 @@ class ReclaimPolicy(ApiModel):
     only_preempt: Annotated[tuple[PreemptClass, ...], Field(min_length=1, max_length=4, json_schema_extra=SET)] = (
         DEFAULT_PREEMPT
     )
-    """Classes of this group's borrowed work that may be stopped."""
+    """Classes of this group's borrowed work that may be stopped; under withinGroup of its own work, too."""
 
     on_checkpoint_failure: OnCheckpointFailure = OnCheckpointFailure.PROTECT
     """What happens to a victim of this group without a durable checkpoint by its deadline."""
@@ -88,8 +88,8 @@ class ReclaimPolicy(ApiModel):
     """Whether recalls for this group, as the lender, wait for an admin of it."""
 
     within_group: WithinGroup = WithinGroup.NEVER
-    """Whether own work of lower priority makes room for own work of higher priority. LowerPriority is recorded and not
-    in force yet: the policy's condition says so, and nobody is stopped for it."""
+    """Whether own work of lower priority makes room for own work that waits with a higher one, with notice and
+    checkpoint like any recall; only classes that onlyPreempt names, and it comes back when there is room."""
 
     @model_validator(mode="after")
     def _each_class_once(self) -> Self:

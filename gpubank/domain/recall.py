@@ -14,7 +14,7 @@ from gpubank.domain.policy import OnCheckpointFailure
 
 
 class LoanPhase(StrEnum):
-    """Where the Loan of one borrow Workload stands."""
+    """Where the Loan of one Workload stands: a borrower's, or one of own work that makes room."""
 
     ACTIVE = "Active"
     """It runs, or waits for its first GPUs."""
@@ -38,7 +38,7 @@ class LoanPhase(StrEnum):
     """Could not be saved in time and its policy protects it; it runs on."""
 
     CLOSED = "Closed"
-    """The Workload finished or is gone."""
+    """The Workload finished or is gone; or it is own work that runs on, or waits again."""
 
 
 LOAN_MOVES: Final[Mapping[LoanPhase, frozenset[LoanPhase]]] = {
@@ -103,9 +103,7 @@ RECLAIM_MOVES: Final[Mapping[ReclaimPhase, frozenset[ReclaimPhase]]] = {
         {ReclaimPhase.SCHEDULED, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
     ),
     ReclaimPhase.SCHEDULED: frozenset({ReclaimPhase.MET, ReclaimPhase.PLANNING}),
-    ReclaimPhase.MET: frozenset(),
-    ReclaimPhase.PARTIAL: frozenset(),
-    ReclaimPhase.CANCELLED: frozenset(),
+    **dict.fromkeys((ReclaimPhase.MET, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED), frozenset()),
 }
 """PLANNING follows wherever facts changed so that the plan no longer meets its demand: a protected victim, a race."""
 
@@ -181,6 +179,9 @@ class LoanState(Message):
     offered: bool = False
     """GPUs for its return lie ready, and it has not been resumed yet."""
 
+    own: bool = False
+    """It is own work that makes room."""
+
     note: str = ""
     """What happened last, for people."""
 
@@ -236,6 +237,7 @@ class Offered(Message):
     """Term that it would run in."""
 
     gpus: GpuCount = 0
+    own: bool = False
 
 
 class Ended(Message):

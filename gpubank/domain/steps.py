@@ -64,6 +64,9 @@ class LoanSight(Message):
     lenders: tuple[str, ...] = ()
     granted_lines: tuple[str, ...] = ()
     recalled_lines: tuple[str, ...] = ()
+    own: bool = False
+    """Whether it is own work of its group."""
+
     recalls: int = 0
     """Recalls that the audit trail knows of."""
 
@@ -80,6 +83,9 @@ class RecalledLines(Message):
     gpus: GpuCount = 0
     lenders: tuple[str, ...] = ()
     term: int = 1
+    own: bool = False
+    """Whether it is own work of its group."""
+
     finished: bool = False
     """The Workload finished or is gone: there is nothing to recall."""
 

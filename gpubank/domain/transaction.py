@@ -19,6 +19,23 @@ class Offer(Message):
     """Line that it will novate."""
 
 
+class Choose(Message):
+    """Begin a line on the own side: own work that is to make room for a demand of its group. It weighs nothing yet."""
+
+    group: str
+    gpus: PositiveGpuCount
+    workload: WorkloadKey
+    term: int
+    demand: str
+
+
+class Take(Message):
+    """Lower the own queue by what a chosen Workload holds, right before it is stopped."""
+
+    line_id: str
+    version: int
+
+
 class Move(Message):
     """Move a line from one state to another; a compare-and-set on state and version."""
 
@@ -63,7 +80,7 @@ class Split(Message):
 
 
 class Pledge(Message):
-    """Pledge a live line to a demand, or take it to another."""
+    """Pledge a live line to a demand, or take it from its demand; a chosen line ends with its pledge."""
 
     line_id: str
     version: int
@@ -149,6 +166,8 @@ class Transaction(Message):
     pledges: tuple[Pledge, ...] = ()
     reattachments: tuple[Reattach, ...] = ()
     offers: tuple[Offer, ...] = ()
+    choices: tuple[Choose, ...] = ()
+    takes: tuple[Take, ...] = ()
     moves: tuple[Move, ...] = ()
     demands: tuple[DemandChange, ...] = ()
 
@@ -164,6 +183,8 @@ class Transaction(Message):
             or self.pledges
             or self.reattachments
             or self.offers
+            or self.choices
+            or self.takes
             or self.moves
             or self.demands
         )

@@ -162,9 +162,29 @@ class FakeBank:
         )
         return await self.placed(name)
 
-    async def own(self, group: str, name: str, gpus: int = 8, *, pods: int = 1) -> None:
+    async def own(
+        self,
+        group: str,
+        name: str,
+        gpus: int = 8,
+        *,
+        pods: int = 1,
+        priority: int = 0,
+        hook: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         """Submit an own job."""
-        await self.world.submit_job(JobRequest(group=group, name=name, pods=pods, gpus_per_pod=gpus // pods))
+        await self.world.submit_job(
+            JobRequest(
+                group=group,
+                name=name,
+                pods=pods,
+                gpus_per_pod=gpus // pods,
+                priority=priority,
+                labels=labels or {},
+                annotations=HOOK if hook else {},
+            )
+        )
 
     async def placed(self, name: str, timeout: float = 60) -> WorkloadFacts:
         """See a job's pods on nodes."""
@@ -275,6 +295,13 @@ class FakeBank:
         return "\n".join(lines)
 
 
+async def in_charge(bank: FakeBank, *, scheduler: bool) -> None:
+    async def look() -> bool:
+        return (await bank.world.backend.observe(POOL)).in_fail_safe is scheduler
+
+    await bank.until(look, "the scheduler is in charge" if scheduler else "the bank is in charge again", 60)
+
+
 @asynccontextmanager
 async def fake_bank(
     client: BankClient, guarantees: Mapping[str, int], *, nodes: tuple[int, ...] = (8, 8), cluster: str = "local"
@@ -298,4 +325,4 @@ async def fake_bank(
             await bank.stop_workers()
 
 
-__all__ = ["POOL", "Approval", "FakeBank", "Mapping", "OnCheckpointFailure", "OnOverdue", "fake_bank"]
+__all__ = ["POOL", "Approval", "FakeBank", "Mapping", "OnCheckpointFailure", "OnOverdue", "fake_bank", "in_charge"]

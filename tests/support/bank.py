@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -142,15 +143,25 @@ class Bank(Sight):
     # ---- work
 
     async def own(
-        self, group: str, name: str, gpus: int = 8, *, pods: int = 1, priority: int = 0, grace: int = 5
+        self,
+        group: str,
+        name: str,
+        gpus: int = 8,
+        *,
+        pods: int = 1,
+        priority: int = 0,
+        grace: int = 5,
+        trains: Path | None = None,
     ) -> None:
-        """Submit a job of a group to its own queue."""
+        """Submit a job of a group to its own queue; with `trains` a trainee that saves once that gate is open."""
         self._jobs.append((group, name))
-        await self.world.submit_job(
-            JobRequest(
-                self.name(group), name, pods=pods, gpus_per_pod=gpus // pods, priority=priority, termination_grace=grace
-            )
+        request = JobRequest(
+            self.name(group), name, pods=pods, gpus_per_pod=gpus // pods, priority=priority, termination_grace=grace
         )
+        if trains is not None:
+            labels, annotations, command = self._trainee(name, trains)
+            request = replace(request, labels=labels, annotations=annotations, command=command)
+        await self.world.submit_job(request)
 
     async def ask(
         self, group: str, name: str, gpus: int = 8, *, pods: int = 1, priority: int = 0, trains: Path | None = None
@@ -159,10 +170,13 @@ class Bank(Sight):
         if trains is None:
             await self._ask(group, name, gpus, pods, priority, {RETRYABLE_LABEL: "true"}, {}, None)
         else:
-            storage = self.folder / name
-            storage.mkdir()
-            command = [sys.executable, str(TRAINEE), str(storage), str(trains)]
-            await self._ask(group, name, gpus, pods, priority, *_checkpointable(storage), command)
+            await self._ask(group, name, gpus, pods, priority, *self._trainee(name, trains))
+
+    def _trainee(self, name: str, gate: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
+        """Return labels, annotations and command of a trainee that saves once the gate is open."""
+        storage = self.folder / name
+        storage.mkdir()
+        return *_checkpointable(storage), [sys.executable, str(TRAINEE), str(storage), str(gate)]
 
     async def train(self, group: str, name: str, command: Sequence[str], storage: Path, gpus: int = 8) -> None:
         """Submit a training run of one pod to a group's borrow queue, with its checkpoints below `storage`."""

@@ -1,7 +1,8 @@
 """A Temporal server and a bank for every test: workflows of one test never meet the workers of another."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ import pytest_asyncio
 
 from gpubank.client import BankClient
 from gpubank.domain.errors import BackendError
+from gpubank.domain.failsafe import heartbeat_lease
+from gpubank.domain.terms import PoolTerms
 from gpubank.embedded.devserver import DevServer
 from gpubank.settings import TemporalSettings
-from tests.fakes.bank import FakeBank, fake_bank
+from gpubank.watchdog.watchdog import Watchdog
+from tests.fakes.bank import POOL, FakeBank, fake_bank
 from tests.fakes.branches import ManyBanks
 from workflows import attributes
 
@@ -39,6 +43,28 @@ async def banks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ManyB
         ManyBanks(await connected(server.address)).running() as banks,
     ):
         yield banks
+
+
+@pytest.fixture
+async def watched(bank: FakeBank) -> AsyncIterator[FakeBank]:
+    """A bank with a heartbeat, and a watchdog that waits for two seconds."""
+    bank.terms.set(fail_safe_after=timedelta(seconds=2))
+
+    async def terms() -> Mapping[str, PoolTerms]:
+        return {POOL: bank.terms.now}
+
+    simulated = bank.world.simulated
+    watchdog = Watchdog("local", terms=terms, leases=simulated.leases, backend=simulated.fail_safe)
+    await bank.client.start_heartbeat("local", POOL, every=timedelta(milliseconds=300))
+
+    async def beats() -> bool:
+        return await simulated.leases.read(heartbeat_lease("local", POOL)) is not None
+
+    await bank.until(beats, "the heart beats", 30)
+    task = asyncio.create_task(watchdog.run(0.2))
+    yield bank
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def connected(address: str, seconds: float = 20) -> BankClient:

@@ -59,7 +59,7 @@ def test_a_loan_tells_who_how_many_why_which_phase_due_when_and_what_comes_next(
         "| 1 | 2026-01-05 12:00:00 UTC |",
     ):
         assert part in shown
-    assert loan_summary(START) == "a borrows 16 GPUs of h100 for Job/train"
+    assert loan_summary(START) == "a has 16 GPUs of h100 for Job/train"
 
 
 def test_a_reclaim_tells_of_every_demand_and_of_everybody_whom_it_asked() -> None:
@@ -89,3 +89,11 @@ def test_search_attributes_stay_within_what_temporals_sql_visibility_holds() -> 
     assert all(kinds.count(kind) <= 3 for kind in set(kinds) - {"Keyword"})
     assert all(name.startswith("GpuBank") for name in attributes.KINDS)
     assert attributes.workload_name(JOB) == "team-a/train"
+
+
+def test_a_loan_of_own_work_says_that_nobody_lends_anything() -> None:
+    parked = loan_details(START, LoanState(phase=LoanPhase.PARKED, gpus=16, lenders=("a",), own=True))
+    assert "term 1, own work of its group." in parked
+    assert "made room for more important work of its group" in parked
+    recalled = loan_details(START, LoanState(phase=LoanPhase.RECALLED, gpus=16, lenders=("a",), own=True))
+    assert "Its owner has been told." in recalled

@@ -1,49 +1,10 @@
 """The whole bank and a watchdog: a worker dies in the middle of a recall, and comes back after its owner was served."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
 
-import pytest
-
-from gpubank.domain.failsafe import heartbeat_lease
 from gpubank.domain.recall import LoanPhase, ReclaimPhase
-from gpubank.domain.terms import PoolTerms
-from gpubank.watchdog.watchdog import Watchdog
-from tests.fakes.bank import POOL, FakeBank
+from tests.fakes.bank import POOL, FakeBank, in_charge
 from tests.fakes.trainer import Mood
-
-EVERY = timedelta(milliseconds=300)
-
-
-@pytest.fixture
-async def watched(bank: FakeBank) -> AsyncIterator[FakeBank]:
-    """A bank with a heartbeat, and a watchdog that waits for two seconds."""
-    bank.terms.set(fail_safe_after=timedelta(seconds=2))
-
-    async def terms() -> Mapping[str, PoolTerms]:
-        return {POOL: bank.terms.now}
-
-    simulated = bank.world.simulated
-    watchdog = Watchdog("local", terms=terms, leases=simulated.leases, backend=simulated.fail_safe)
-    await bank.client.start_heartbeat("local", POOL, every=EVERY)
-
-    async def beats() -> bool:
-        return await simulated.leases.read(heartbeat_lease("local", POOL)) is not None
-
-    await bank.until(beats, "the heart beats", 30)
-    task = asyncio.create_task(watchdog.run(0.2))
-    yield bank
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def in_charge(bank: FakeBank, *, scheduler: bool) -> None:
-    async def look() -> bool:
-        return (await bank.world.backend.observe(POOL)).in_fail_safe is scheduler
-
-    await bank.until(look, "the scheduler is in charge" if scheduler else "the bank is in charge again", 60)
 
 
 async def test_a_recall_that_a_dead_worker_left_is_settled_and_the_job_comes_back(watched: FakeBank) -> None:

@@ -168,7 +168,7 @@ async def test_lists_and_errors_speak_the_banks_words(bank: FakeBank) -> None:
     with pytest.raises(NoSuchProcessError, match="does not run"):
         await bank.client.approve(bank.reclaim("serving"), Decision(identity="ann"))
     details = await bank.client.temporal.get_workflow_handle(bank.loan(train)).describe()
-    assert await details.static_summary() == "research borrows 16 GPUs of h100 for Job/train"
+    assert await details.static_summary() == "research has 16 GPUs of h100 for Job/train"
 
 
 def awaits_approval(state: ReclaimState) -> bool:

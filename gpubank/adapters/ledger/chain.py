@@ -21,6 +21,9 @@ from gpubank.domain.ledger import audit_digest
 _UNCHAINED: Final = frozenset({"id", "posted_until"})
 """Columns that no image holds: numbers of the database's own, and how far the postings have got."""
 
+_LATER: Final = frozenset({("lines", "side")})
+"""Columns that came with a later schema: NULL stands in no image, as in those of programs that do not know them."""
+
 ROWS: Final = "rows"
 """Field of a link's detail that holds the images: `{table: [row, ...]}`."""
 
@@ -49,7 +52,11 @@ def canonical(detail: Mapping[str, Any]) -> str:
 
 def image(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row as the chain keeps it; a column that the row lacks is NULL."""
-    values = {column.name: row.get(column.name) for column in table.columns if column.name not in _UNCHAINED}
+    values = {
+        column.name: row.get(column.name)
+        for column in table.columns
+        if column.name not in _UNCHAINED and not ((table.name, column.name) in _LATER and row.get(column.name) is None)
+    }
     return {name: instant(value) if isinstance(value, datetime) else value for name, value in values.items()}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from gpubank.domain.books import Books, Guarantee
+from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand
 from gpubank.domain.ledger import AuditEvent, OrgUnit, Posting, Span, WorkloadUse
 from gpubank.domain.loan import Line, WorkloadKey
@@ -54,12 +55,15 @@ def guarantee_of(row: RowMapping) -> Guarantee:
 def line_row(line: Line) -> dict[str, Any]:
     """Row of `lines`."""
     _, _, number = line.line_id.rpartition("-")
-    return {**_plain(line, "workload"), **_flat(line.workload), "state": line.state.value, "number": int(number)}
+    side = Side.OWN.value if line.is_own else None  # as in rows of programs that know no sides
+    row = {**_plain(line, "workload", "side"), **_flat(line.workload), "side": side}
+    return {**row, "state": line.state.value, "number": int(number)}
 
 
 def line_of(row: RowMapping) -> Line:
     """Read a row of `lines`."""
-    return Line(workload=_key(row), **{name: row[name] for name in _fields(Line, "workload")})
+    side = Side(row["side"] or Side.BORROW)
+    return Line(workload=_key(row), side=side, **{name: row[name] for name in _fields(Line, "workload", "side")})
 
 
 def span_row(span: Span) -> dict[str, Any]:

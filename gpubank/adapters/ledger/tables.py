@@ -118,6 +118,7 @@ lines = Table(
     Column("number", BigInteger, nullable=False),
     _name("lender"),
     _name("borrower"),
+    Column("side", String),
     Column("gpus", Integer, nullable=False),
     *_workload(),
     Column("term", Integer, nullable=False),

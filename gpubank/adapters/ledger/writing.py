@@ -14,7 +14,7 @@ from gpubank.adapters.ledger import chain, rows
 from gpubank.adapters.ledger.chain import Link
 from gpubank.adapters.ledger.reading import Known, pool_of, read
 from gpubank.adapters.ledger.tables import demands, guarantees, keys, line_spans, lines, pools
-from gpubank.decide.bill import RUNNING, follow
+from gpubank.decide.bill import follow, is_billed
 from gpubank.domain.books import Applied, Books
 from gpubank.domain.errors import LedgerError
 from gpubank.domain.loan import Line
@@ -117,7 +117,7 @@ async def _write_spans(
     connection: AsyncConnection, before: Line | None, line: Line, tx: Transaction
 ) -> Iterable[dict[str, Any]]:
     """Let the line's spans follow it; return the rows that were written."""
-    if before is None or before.state not in RUNNING:
+    if before is None or not is_billed(before):
         open_span = None
     else:
         query = select(line_spans).where(

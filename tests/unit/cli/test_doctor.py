@@ -126,7 +126,7 @@ def test_in_cluster_mode_every_part_is_checked_by_itself(
 async def test_a_ledger_in_order_is_named_with_its_version(books: Path) -> None:
     first, second = await check_ledger(f"sqlite:///{books}")
     assert first.message.startswith("SQLite 3.")
-    assert second.message == "schema 0001, as this program's; pools with books: 1"
+    assert second.message == "schema 0002_from_0001, as this program's; pools with books: 1"
 
 
 async def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_a_ledger_of_another_schema_fails_with_the_command_that_helps(book
     copy = shutil.copy(books, tmp_path / "ledger.db")
     await asyncio.to_thread(by_hand, f"sqlite:///{copy}", "UPDATE alembic_version SET version_num = '0000'")
     (failed,) = bad(await check_ledger(f"sqlite:///{copy}"))
-    assert failed.message == "ledger schema is 0000, this program speaks 0001; run `gpubank ledger migrate`"
+    assert failed.message == "ledger schema is 0000, this program speaks 0002_from_0001; run `gpubank ledger migrate`"
 
 
 async def test_a_ledger_url_that_nobody_reads_fails_without_its_password() -> None:

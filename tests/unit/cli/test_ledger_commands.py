@@ -159,7 +159,7 @@ def test_a_ledger_that_is_not_there_is_not_made_by_looking(url: str, tmp_path: P
     assert result.exit_code == 5
     assert "does not exist" in result.stderr
     assert not missing.parent.exists()
-    assert call(f"sqlite:///{missing}", "migrate").stdout == "the ledger's schema is 0001\n"
+    assert call(f"sqlite:///{missing}", "migrate").stdout == "the ledger's schema is 0002_from_0001\n"
     assert call(f"sqlite:///{missing}", "verify").exit_code == 0
 
 

@@ -6,21 +6,22 @@ lowered. Whoever drives the model may stop anywhere: every method is one effect.
 
 from datetime import timedelta
 
-from gpubank.decide.compile import nominals, writes
+from gpubank.decide.comeback import may_come_back
+from gpubank.decide.compile import writes
 from gpubank.decide.desk import Desk
 from gpubank.decide.memo import Memo
 from gpubank.decide.recall import RecallPlan, plan_recall
-from gpubank.decide.slack import borrowed
 from gpubank.decide.step import SignalKind, Step, step
 from gpubank.decide.use import unbacked
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import DemandKind, DemandState
+from gpubank.domain.demand import Demand, DemandKind, DemandState
 from gpubank.domain.facts import Mark, NodeFacts, PodFacts, PoolFacts, QueueFacts, WorkloadFacts
-from gpubank.domain.loan import SURPLUS, Line, LineState, WorkloadKey
+from gpubank.domain.loan import Line, LineState, WorkloadKey
 from gpubank.domain.terms import PoolTerms
-from gpubank.domain.transaction import DemandChange, Move, Transaction
+from gpubank.domain.transaction import DemandChange, Move, Take, Transaction
 from tests.unit.decide.parts import CLUSTER, NOW, POOL, WHOLE, Job, Queue
+from tests.unit.decide.promises import check_books, check_transaction
 
 
 class Model:
@@ -38,6 +39,9 @@ class Model:
 
         self.keys: set[str] = set()
         self.spared: dict[str, set[str]] = {}
+        self.notice = False
+        """Whether whoever was recalled is not ready to be stopped yet."""
+
         self.last = Step()
         self._memo = Memo()
         self._seen: tuple[WorkloadFacts, ...] = ()
@@ -166,7 +170,7 @@ class Model:
         applied = self.books.applied(transaction)
         self.keys.add(transaction.key)
         self.books = applied.books
-        self._check_promises(transaction)
+        check_transaction(transaction, applied, lambda: Desk(self.facts(), self.books, self.terms, self.now))
         for line in applied.lines:
             if line.line_id in before and before[line.line_id] is not line.state:
                 self.moves.append((before[line.line_id], line.state))
@@ -232,9 +236,13 @@ class Model:
             if granted := self._lines(victim.workload.uid, LineState.GRANTED):
                 self._move(f"recall/{victim.workload.uid}", granted, LineState.RECALLED)
                 return f"recall {victim.workload.uid}"
-        for victim in plan.victims:
+        for victim in () if self.notice else plan.victims:
             job = self.jobs.get(victim.workload.uid)
             if job is not None and job.active:
+                if job.kind is Side.OWN and (done := self._take(job, demand)) is not None:
+                    if done:
+                        return done
+                    continue
                 job.active = False
                 job.mark = Mark(loan=f"loan/{job.uid}", term=victim_term(job), step="stop")
                 return f"stop {job.uid}"
@@ -243,6 +251,18 @@ class Model:
             self._change(demand_id, DemandState.RAISED, "")
             return f"raise {demand_id}"
         return ""
+
+    def _take(self, job: Job, demand: Demand) -> str | None:
+        """Take what own work holds before it is stopped; empty while its fence is awaited, None once it may be."""
+        lines = self.books.lines_of(job.uid)
+        if not job.reserved or not lines:
+            return ""
+        if chosen := [line for line in lines if line.is_chosen]:
+            takes = tuple(Take(line_id=line.line_id, version=line.version) for line in chosen)
+            self._commit(f"take/{job.uid}", takes=takes)
+            return f"take {job.uid}"
+        queue = self.queues[job.group, Side.OWN]
+        return None if queue.fenced >= max(line.revision for line in lines) else ""
 
     def _await_placed(self, demand_id: str) -> str:
         demand = self.books.demand(demand_id)
@@ -258,6 +278,14 @@ class Model:
         for uid in sorted({line.workload.uid for line in self.books.lines if line.state is LineState.RECALLED}):
             workload = facts.workload(uid)
             lines = self._lines(uid, LineState.RECALLED)
+            if lines[0].is_own:
+                if workload is None or workload.gone:
+                    self._move(f"gone/{uid}", lines, LineState.RETURNED)
+                    return f"returned {uid}"
+                if workload.active and uid not in wanted:
+                    self._move(f"release/{uid}", lines, LineState.RETURNED, release=True)
+                    return f"release {uid}"
+                continue
             queue = self.queues[lines[0].borrower, Side.BORROW]
             if workload is None or workload.gone:
                 fenced = queue.fenced >= max(line.revision for line in lines)
@@ -274,6 +302,10 @@ class Model:
         for signal in self.last.signals:
             job = self.jobs.get(signal.workload.uid)
             offered = bool(self._lines(signal.workload.uid, LineState.OFFERED))
+            if signal.own and signal.kind is SignalKind.OFFERED:
+                seen = facts.workload(signal.workload.uid)
+                desk = Desk(facts, self.books, self.terms, self.now)
+                offered = seen is not None and may_come_back(desk, seen)
             if signal.kind is SignalKind.OFFERED and job is not None and not job.active and offered:
                 job.active = True
                 job.mark = Mark(loan=f"loan/{job.uid}", term=signal.term, step="resume")
@@ -288,7 +320,7 @@ class Model:
         for line in lines:
             if line.demand is not None:
                 self.spared.setdefault(line.demand, set()).add(uid)
-        self._move(f"protect/{uid}", lines, LineState.GRANTED, release=True)
+        self._move(f"protect/{uid}", lines, kept(lines[0]), release=True)
         return True
 
     def _lines(self, uid: str, state: LineState) -> tuple[Line, ...]:
@@ -350,47 +382,16 @@ class Model:
             self.now = max(wake, self.now + timedelta(milliseconds=100))
         return happened
 
-    # ---- what must always hold
-
-    def _check_promises(self, transaction: Transaction) -> None:
-        """Assert that whoever lends, borrows or swaps does so within its terms, and that grants are whole."""
-        if transaction.offers or transaction.swaps:
-            desk = Desk(self.facts(), self.books, self.terms, self.now)
-            for offer in transaction.offers:
-                lender, borrower = self.terms.group(offer.lender), self.terms.group(offer.borrower)
-                if offer.lender != SURPLUS:
-                    assert desk.free(offer.lender) >= 0, f"{offer.lender} lends what it uses"
-                if offer.lender != offer.borrower:
-                    limit = self.books.surplus if lender is None else lender.lending_limit
-                    lent = self.books.lent_to_others(offer.lender) if lender is not None else 0
-                    assert lent <= limit, f"{offer.lender} lends beyond its limit"
-                if offer.lender != offer.borrower and offer.replaces is None:
-                    assert borrower is not None
-                    assert borrowed(desk, offer.borrower) <= borrower.borrow_limit, "borrowed beyond the limit"
-        for move in transaction.moves:
-            line = self.books.line(move.line_id)
-            if line is not None and move.from_state is LineState.OFFERED and line.state is LineState.GRANTED:
-                job = self.jobs[line.workload.uid]
-                running = (LineState.GRANTED, LineState.RECALLED)
-                held = sum(x.gpus for x in self.books.lines_of(job.uid) if x.state in running)
-                assert held >= job.gpus, "granted in part"
-
     def check(self) -> None:
         """Assert the invariants that hold at every moment."""
-        capacity = self.terms.capacity
-        assert sum(queue.nominal for queue in self.queues.values()) <= capacity, "quotas exceed the pool"
+        quotas = [queue.nominal for queue in self.queues.values()]
         reserved = sum(self.reserved(group, side) for group, side in self.queues)
-        assert reserved <= capacity, f"{reserved} GPUs reserved of {capacity}: something was lent twice"
-        in_force = sum(g.in_force - g.releasing for g in self.books.guarantees)
-        lines = self.books.lines
-        away = sum(x.gpus for x in lines if x.lender != SURPLUS and x.state is not LineState.GRANTED)
-        surplus = sum(x.gpus for x in lines if x.lender == SURPLUS and x.state is LineState.GRANTED)
-        idle = sum(d.idle for d in self.books.demands if d.is_open and d.lender != SURPLUS)
-        compiled = nominals(self.books)
-        assert sum(compiled.values()) == in_force - idle - away + surplus
-        assert all(nominal >= 0 for nominal in compiled.values())
-        lent = sum(self.books.lent(g) for g in (*self.books.groups, SURPLUS))
-        assert lent == sum(x.gpus for x in lines)
+        check_books(self.books, quotas, reserved, self.terms.capacity)
+
+
+def kept(line: Line) -> LineState:
+    """State of a line whose Workload runs on."""
+    return LineState.RETURNED if line.is_own else LineState.GRANTED
 
 
 def victim_term(job: Job) -> int:

@@ -13,6 +13,7 @@ CLUSTER, POOL = "local", "h100"
 WHOLE = (DemandKind.WORKLOAD, DemandKind.PLACEMENT)
 
 RETRYABLE = WorkloadContract(retryable=True)
+SERVING = WorkloadContract(retryable=True, capacity_role="serving-floor")
 HOOKED = WorkloadContract(checkpoint=CheckpointHook(transport=Transport.HTTP, storage="file:///ckpt"))
 
 

@@ -41,13 +41,16 @@ def test_a_policy_is_in_force_while_it_its_pool_and_its_group_stand() -> None:
     assert agreement.verdicts["GPUQuotaPolicy", "vision/policy"].ready
 
 
-def test_a_policy_that_asks_for_what_is_not_in_force_yet_is_told() -> None:
+def test_a_policy_that_lets_own_work_make_room_is_in_force() -> None:
     pools, groups, (policy,) = objects(deleting="nothing")
     reclaim = policy.spec.reclaim_policy.model_copy(update={"within_group": WithinGroup.LOWER_PRIORITY})
     asks = policy.model_copy(update={"spec": policy.spec.model_copy(update={"reclaim_policy": reclaim})})
-    verdict = agree("local", pools, groups, [asks]).verdicts["GPUQuotaPolicy", "vision/policy"]
+    agreed = agree("local", pools, groups, [asks])
+    verdict = agreed.verdicts["GPUQuotaPolicy", "vision/policy"]
     assert verdict.ready
-    assert "LowerPriority acts as Never so far" in verdict.message
+    assert verdict.message == "what the spec says is in force"
+    (pool,) = agreed.terms.values()
+    assert {group.within_group for group in pool.groups} == {WithinGroup.LOWER_PRIORITY}
 
 
 @pytest.mark.parametrize("kind", KINDS)

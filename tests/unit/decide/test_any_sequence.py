@@ -6,11 +6,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpubank.domain.contract import Side
+from gpubank.domain.contract import Side, WorkloadContract
 from gpubank.domain.loan import MOVES, LineState
+from gpubank.domain.policy import WithinGroup
 from gpubank.domain.pool import Freeze
+from gpubank.domain.terms import GroupTerms
 from tests.unit.decide.model import Model
-from tests.unit.decide.parts import HOOKED, RETRYABLE, group_terms, pool_terms
+from tests.unit.decide.parts import HOOKED, RETRYABLE, SERVING, Job, group_terms, pool_terms
 
 GROUPS = ("a", "b", "c")
 CAPACITY = 24
@@ -131,10 +133,60 @@ class Bank(RuleBasedStateMachine):
         model = self.model
         model.terms = model.terms.model_copy(update={"freeze": None})
         model.spared.clear()
+        model.notice = False
         assert not model.settle(until=timedelta(hours=2)), f"the bank does not come to rest: {model.settle(rounds=4)}"
         model.check()
         check_rest(model)
         assert all(after in MOVES[before] for before, after in model.moves)
+
+
+class CrowdedBank(Bank):
+    """The same with own work that makes room for more important own work of its group, where its policy says so.
+
+    Policies say so and take it back at any time; some of the work serves.
+    """
+
+    @rule(
+        group=groups,
+        pods=sizes,
+        priority=st.integers(0, 3),
+        contract=st.sampled_from([HOOKED, RETRYABLE, SERVING, WorkloadContract()]),
+    )
+    def submit_own(self, group: str, pods: int, priority: int, contract: WorkloadContract) -> None:
+        self.count += 1
+        self.model.submit(f"job-{self.count}", group, Side.OWN, pods, priority=priority, contract=contract)
+
+    @rule(group=groups, less=sizes, more=sizes, rounds=st.integers(0, 4), ends=st.booleans(), notice=st.booleans())
+    def crowd(self, group: str, less: int, more: int, rounds: int, ends: bool, notice: bool) -> None:
+        self.submit_own(group, less, 0, HOOKED)
+        self.rounds()
+        self.model.notice = notice
+        self.submit_own(group, more, 3, HOOKED)
+        for _ in range(rounds):
+            self.rounds()
+        if ends:
+            self.model.finish(f"job-{self.count}")
+            self.rounds()
+
+    @rule(runs=st.booleans())
+    def notice(self, runs: bool) -> None:
+        self.model.notice = runs
+
+    @rule(group=groups, within=st.sampled_from(WithinGroup))
+    def edit_within(self, group: str, within: WithinGroup) -> None:
+        terms = self.model.terms
+        edited = [t.model_copy(update={"within_group": within}) if t.group == group else t for t in terms.groups]
+        self.model.terms = terms.model_copy(update={"groups": tuple(edited)})
+
+    @initialize(
+        guarantees=st.tuples(*[st.integers(4, 8)] * 3),
+        lending=st.tuples(*[st.integers(0, 8)] * 3),
+        resume=st.integers(0, 20),
+    )
+    def found(self, guarantees: tuple[int, ...], lending: tuple[int, ...], resume: int) -> None:
+        super().found(guarantees, lending, resume)
+        for group in GROUPS:
+            self.edit_within(group, WithinGroup.LOWER_PRIORITY)
 
 
 class ShapedBank(Bank):
@@ -168,6 +220,12 @@ def check_backed(model: Model) -> None:
             assert sum(line.gpus for line in model.books.lines_of(job.uid)) == job.gpus
 
 
+def makes_room(job: Job, terms: GroupTerms) -> bool:
+    """Whether own work may be stopped for more important work of its group."""
+    allowed = job.contract.reclaim_class.preempt_class in terms.only_preempt
+    return allowed and terms.within_group is WithinGroup.LOWER_PRIORITY
+
+
 def check_rest(model: Model) -> None:
     """Nothing is under way, everybody who is owed something has it, and every running borrow job has its lines."""
     books = model.books
@@ -186,8 +244,11 @@ def check_rest(model: Model) -> None:
         assert model.queues[group, Side.OWN].nominal == in_force - books.lent(group)
         assert model.queues[group, Side.BORROW].nominal == model.reserved(group, Side.BORROW)
         left = min(in_force, terms.guaranteed) - own
-        waiting = [j for j in model.jobs.values() if (j.group, j.kind) == (group, Side.OWN)]
-        assert all(j.gpus > left for j in waiting if not j.reserved and not j.finished), "an owner waits"
+        jobs = [j for j in model.jobs.values() if (j.group, j.kind) == (group, Side.OWN) and not j.finished]
+        for job in jobs:
+            less = [j.gpus for j in jobs if j.reserved and j.priority < job.priority and makes_room(j, terms)]
+            room = left + (sum(less) if job.active else 0)
+            assert job.reserved or job.gpus > room, "an owner waits"
     check_backed(model)
     assert all(model.jobs[x.workload.uid].reserved for x in books.lines if x.state is LineState.GRANTED)
 
@@ -196,4 +257,6 @@ quick = settings(max_examples=120, stateful_step_count=40, deadline=None, suppre
 Bank.TestCase.settings = quick
 ShapedBank.TestCase.settings = settings(quick, max_examples=60)
 TestAnySequence = Bank.TestCase
+CrowdedBank.TestCase.settings = quick
+TestAnySequenceWithinGroups = CrowdedBank.TestCase
 TestAnySequenceOfShapes = ShapedBank.TestCase

@@ -18,7 +18,7 @@ def seen(*, other: int = 0, elsewhere: int = 0, counted: int = 0, needs: int = 8
     queue = QueueFacts(name="b.h100.own", group="b", kind=Side.OWN, nominal=12, reserved=counted)
     waiting: WorkloadFacts | None = facts.workload(own.uid)
     assert waiting is not None
-    return has_slipped(facts, queue, waiting)
+    return has_slipped(facts, model.books, queue, waiting)
 
 
 def test_a_queue_with_room_has_lost_nothing() -> None:

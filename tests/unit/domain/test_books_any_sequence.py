@@ -14,12 +14,14 @@ from gpubank.domain.errors import BankError
 from gpubank.domain.loan import LENT, MOVES, SURPLUS, Line, LineState
 from gpubank.domain.transaction import (
     CapacityChange,
+    Choose,
     DemandChange,
     GuaranteeChange,
     Offer,
     Reattach,
     Split,
     Swap,
+    Take,
 )
 from tests.unit.domain.bookkeeping import EMPTY, G, job, move, offer, opening, tx
 
@@ -145,12 +147,26 @@ class AnySequence(RuleBasedStateMachine):
             change = DemandChange(demand_id=demand.demand_id, version=demand.version, state=state, idle=idle)
             self._apply(demands=(change,))
 
+    @rule(data=st.data(), group=st.sampled_from("abx"), gpus=st.integers(1, 6), number=st.integers(1, 4))
+    def choose(self, data: st.DataObject, group: str, gpus: int, number: int) -> None:
+        if self.books.demands:
+            demand = data.draw(st.sampled_from(self.books.demands)).demand_id
+            self._apply(choices=(Choose(group=group, gpus=gpus, workload=job(number), term=1, demand=demand),))
+
+    @rule(data=st.data(), gone=st.booleans())
+    def take(self, data: st.DataObject, gone: bool) -> None:
+        """Take a line; with `gone` its Workload has left in the same breath."""
+        if line := self._line(data):
+            moves = (move(line, LineState.RETURNED),) if gone else ()
+            self._apply(takes=(Take(line_id=line.line_id, version=line.version),), moves=moves)
+
     @invariant()
     def no_quota_is_negative_and_all_of_them_fit(self) -> None:
         books, quotas = self.books, nominals(self.books)
         assert all(quota >= 0 for quota in quotas.values())
         assert all(books.own_nominal(demand.lender) >= 0 for demand in books.demands if demand.lender != SURPLUS)
-        waiting = sum(line.gpus for line in books.lines if line.lender != SURPLUS and line.state is not G)
+        weighing = [line for line in books.lines if not line.is_chosen]
+        waiting = sum(line.gpus for line in weighing if line.lender != SURPLUS and line.state is not G)
         surplus = sum(line.gpus for line in books.lines if line.lender == SURPLUS and line.state is G)
         kept = sum(books.pledged(group) for group in books.groups)
         kept += sum(guarantee.releasing for guarantee in books.guarantees)
@@ -171,6 +187,7 @@ class AnySequence(RuleBasedStateMachine):
         books = self.books
         assert {line.line_id for line in books.lines} == {key for key, line in self.ever.items() if line.is_open}
         assert all(demand.state in LIVE for demand in books.demands)
+        assert all(line.demand is not None for line in books.lines if line.is_chosen)
         assert {line.demand for line in books.lines} <= {None, *(demand.demand_id for demand in books.demands)}
         assert books.next_line == len(self.ever) + 1
 
