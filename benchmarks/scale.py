@@ -1,13 +1,13 @@
-"""The scale proof: many groups and standing Workloads in one pool, new work at a rate, and how soon demands are acted on.
+"""The scale proof: many groups and standing Workloads in one pool, new work at a rate, and how soon demands are heard.
 
     python -m benchmarks.scale [--groups 50] [--standing 500] [--rates 5] [--seconds 20] [--json FILE]
     python -m benchmarks.scale --groups 1000 --standing 10000 --rates 20 --seconds 120
     python -m benchmarks.scale --groups 1000 --standing 10000 --rates 10 20 30 40 50 --seconds 60
 
-The lab (etcd, API server, controllers, scheduler, Kueue, kwok), PostgreSQL, Temporal's dev server, and the bank's worker
-and controller as processes of their own with the rights of the manifests: all on this machine, which also submits. Every
-Workload is a Job with a pod on a kwok node: a raw Workload has no pods, and the bank would take own work that is admitted
-and on no node for work that cannot be placed.
+The lab (etcd, API server, controllers, scheduler, Kueue, kwok), PostgreSQL, Temporal's dev server, and the bank's
+worker and controller as processes of their own with the rights of the manifests: all on this machine, which submits
+too. Every Workload is a Job with a pod on a kwok node: a raw Workload has no pods, and the bank would take own work that
+is admitted and on no node for work that cannot be placed.
 
 Of each demand of an owner whose GPUs are lent: when its Workload was created and when Kueue first said a word about it,
 as a watch tells, and when its Reclaim began, as Temporal tells. What lies between the last two is the bank's.
@@ -15,6 +15,7 @@ as a watch tells, and when its Reclaim began, as Temporal tells. What lies betwe
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
 import uuid
@@ -220,10 +221,8 @@ async def run_rate(at: Bench, mix: Mix, seconds: float, warm: float) -> Result:
         await at.books.read()
         return not at.books.live
 
-    try:
+    with contextlib.suppress(TimeoutError):  # what has no Reclaim by then is told of
         await until(ended, "the end of every demand", DRAIN, 2)
-    except TimeoutError:
-        pass  # what has no Reclaim by then is told of
     at.running.processes.check()
     became = outcome(sent, at.sight, at.books, await reclaims(at.running, since))
     return Result(mix, took, sent, became, loans, cores, mib, busy, calls, turns, turn_seconds)
@@ -244,11 +243,11 @@ async def reclaims(running: RunningBank, since: datetime) -> dict[str, list[floa
     return found
 
 
-async def measure(plan: Plan, mixes: Sequence[Mix], seconds: float, warm: float) -> Report:
+async def measure(plan: Plan, mixes: Sequence[Mix], seconds: float, warm: float, logs: Path | None = None) -> Report:
     """Fill a pool and measure one rate after the other."""
     report = Report(f"{plan.groups:,} groups, {plan.standing:,} standing Workloads", ("what", *_titles(mixes)))
     with tempfile.TemporaryDirectory() as name:
-        async with bench(Path(name), plan) as at, asyncio.TaskGroup() as watching:
+        async with bench(logs or Path(name), plan) as at, asyncio.TaskGroup() as watching:
             tasks = [watching.create_task(each) for each in (at.sight.run(), at.books.run())]
             await fill(at, mixes[0])
             results = [await run_rate(at, mix, seconds, warm) for mix in mixes]
@@ -365,19 +364,18 @@ def main(arguments_: Sequence[str] | None = None) -> None:
     parser.add_argument("--groups", type=positive, default=50, help="business groups of the pool, at least 4")
     parser.add_argument("--standing", type=positive, default=500, help="Workloads that run all the time")
     parser.add_argument("--loans", type=positive, help="loans that fit the pool; half as many as groups if not given")
-    parser.add_argument(
-        "--rates", type=positive, nargs="+", default=[5], help="new Workloads a second, one after other"
-    )
+    parser.add_argument("--rates", type=positive, nargs="+", default=[5], help="new Workloads a second, in turn")
     parser.add_argument("--seconds", type=positive, default=20, help="how long each rate lasts")
     parser.add_argument("--warm", type=int, default=10, help="seconds of the same before each is measured")
     parser.add_argument("--loan-share", type=_share, default=0.25, help="share of new work that borrows")
     parser.add_argument("--recall-share", type=_share, default=0.1, help="share of new work that needs a recall")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep settings and logs of the bank here")
     given = parser.parse_args(arguments_)
     plan = Plan(given.groups, given.standing, given.loans or given.groups // 2)
     if plan.groups < plan.loans + 2:
         parser.error("there must be two groups more than loans: one that borrows and one that does not lend")
     mixes = [Mix(rate, given.loan_share, given.recall_share) for rate in given.rates]
-    asyncio.run(measure(plan, mixes, given.seconds, given.warm)).finish(given.json)
+    asyncio.run(measure(plan, mixes, given.seconds, given.warm, given.logs)).finish(given.json)
 
 
 if __name__ == "__main__":

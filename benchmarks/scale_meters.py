@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
 
-from benchmarks.report import rss_mib
 from gpubank.lab.bank import SYSTEM_NAMESPACE
 
 TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -25,7 +24,7 @@ class Used:
     """Of processor time, children included."""
 
     mib: float
-    """Resident now."""
+    """Resident now; of what processes share, each has its part."""
 
 
 def used(pid: int) -> Used:
@@ -34,7 +33,7 @@ def used(pid: int) -> Used:
     for each in (pid, *_descendants(pid)):
         try:
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            mib += rss_mib(each)
+            mib += _pss_mib(each)
         except (OSError, StopIteration):
             continue  # it has just ended
         # utime and stime, and those of children that were waited for
@@ -49,6 +48,11 @@ def _descendants(pid: int) -> list[int]:
     except OSError:
         return []
     return [found for child in children for found in (child, *_descendants(child))]
+
+
+def _pss_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
 
 
 def busy_seconds() -> float:

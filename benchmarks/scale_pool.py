@@ -4,7 +4,7 @@
     borrower   guaranteed what its own jobs run on; submits work that only a loan starts
     busy       guaranteed HEADROOM more, which it does not lend; submits own jobs that come in at once
 
-Everything that may be lent is lent nearly always: with free slack elsewhere a demand is met by novation and stops nobody.
+Everything that may be lent is lent nearly always: with slack elsewhere a demand is met by novation and stops nobody.
 """
 
 import asyncio

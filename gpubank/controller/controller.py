@@ -6,10 +6,11 @@ The same code drives a real cluster and the simulation; only the ports differ. O
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
-from gpubank.agreements import LEASE, Objects, agreement, read_objects
+from gpubank.agreements import LEASE, Agreements, ObjectReader, Objects
 from gpubank.controller.observer import Observer
 from gpubank.controller.pool_loop import PoolLoop
 from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, finalizers, statuses
@@ -29,8 +30,15 @@ SETTINGS_EVERY = timedelta(minutes=1)
 HEARTBEATS_EVERY = 30
 """Seconds between two looks at whether every pool's heartbeat runs: one may have been terminated."""
 
-MIN_PAUSE = timedelta(milliseconds=250)
+MIN_PAUSE, MAX_PAUSE = timedelta(milliseconds=250), timedelta(seconds=2)
 """Least time between two looks at the objects; a burst of edits is one look."""
+
+REST = 3
+"""Times as long as a look took that the next one waits, up to `MAX_PAUSE`: with a thousand groups a look is work, what
+it writes is a change like any other, and the pools' loops share the processor with it."""
+
+WRITES_AT_ONCE = 8
+"""Objects that are written at a time."""
 
 
 class Controller:
@@ -50,12 +58,17 @@ class Controller:
         leases: Leases | None = None,
         observer: Observer | None = None,
         resync: timedelta = timedelta(seconds=15),
+        reader: ObjectReader | None = None,
     ) -> None:
-        """Without `heartbeats` and `leases` the controller gives no sign of life, as where nobody watches it."""
+        """Without `heartbeats` and `leases` the controller gives no sign of life, as where nobody watches it.
+
+        `reader` lists what `objects` holds, at less cost where there is such a way.
+        """
         self.cluster = cluster
         self._heartbeats, self._leases, self._observer = heartbeats, leases, observer
         self._objects, self._backends, self._ledger = objects, backends, ledger
         self._processes, self._notifier, self._now, self._resync = processes, notifier, now, resync
+        self._agreements = Agreements(cluster, reader or objects, clock=now)
         self._agreement: Agreement | None = None
         self._loops: dict[str, tuple[PoolLoop, asyncio.Task[None]]] = {}
         self._reports: dict[str, LayoutReport] = {}
@@ -74,7 +87,7 @@ class Controller:
         try:
             while True:
                 changed.clear()
-                problem = ""
+                problem, began = "", time.monotonic()
                 try:
                     await self.reconcile()
                 except (BackendError, ConflictError, OSError) as error:
@@ -82,12 +95,13 @@ class Controller:
                     log.warning("reconcile failed: %s", problem)
                 if self._observer is not None:
                     self._observer.reconciled(problem)
+                took = timedelta(seconds=time.monotonic() - began)
                 with contextlib.suppress(TimeoutError):
                     # No wait_for: before Python 3.12 it swallows a cancellation that comes with a change, and a
                     # controller that has lost the lead would go on.
                     async with asyncio.timeout(min(self._resync.total_seconds(), 2)):
                         await changed.wait()
-                await asyncio.sleep(MIN_PAUSE.total_seconds())
+                await asyncio.sleep(min(max(REST * took, MIN_PAUSE), MAX_PAUSE).total_seconds())
         finally:
             for task in (watcher, poster, pulse):
                 task.cancel()
@@ -142,10 +156,10 @@ class Controller:
 
     async def reconcile(self) -> None:
         """One look: lay out what is agreed, keep the loops running, write status and finalizers."""
-        objects = await read_objects(self._objects)
+        objects, agreed = await self._agreements.read()
         for unreadable in objects.unreadable:
             await self._objects.event(unreadable.body, reason="Invalid", message=unreadable.message, warning=True)
-        before, self._agreement = self._agreement, agreement(self.cluster, objects, now=self._now())
+        before, self._agreement = self._agreement, agreed
         views: dict[str, PoolView] = {}
         for pool in objects.pools:
             books = await self._ledger.books(self.cluster, pool.name)
@@ -155,10 +169,11 @@ class Controller:
             if loop and (before is None or before.terms.get(pool.name) != self._agreement.terms[pool.name]):
                 loop.poke()
         await self._stop_loops({pool.name for pool in objects.pools})
-        for write in finalizers(objects, views):
+        held = finalizers(objects, views)
+        for write in (each for each in held if each.remove_pool):
             await self._finalize(write, objects)
-        for status in statuses(objects, self._agreement, views, self._now()):
-            await self._write_status(status)
+        await _each(self._finalize(write, objects) for write in held if not write.remove_pool)
+        await _each(map(self._write_status, statuses(objects, self._agreement, views, self._now())))
 
     def _problem(self, loop: PoolLoop | None) -> str:
         return loop.problem if loop else ""
@@ -248,6 +263,22 @@ class Controller:
             return  # the next look judges the object as it is then
         for reason, message, warning in write.events:
             await self._objects.event(body, reason=reason, message=message, warning=warning)
+
+
+async def _each(steps: Iterable[Awaitable[None]]) -> None:
+    """Take every step, some of them at a time; after one that fails no more are begun, and its error is raised."""
+    waiting, errors = iter(steps), list[Exception]()
+
+    async def work() -> None:
+        while not errors and (step := next(waiting, None)) is not None:
+            try:
+                await step
+            except (BankError, OSError) as error:
+                errors.append(error)
+
+    await asyncio.gather(*(work() for _ in range(WRITES_AT_ONCE)))
+    if errors:
+        raise errors[0]
 
 
 def _busy_groups(books: Books) -> Sequence[str]:

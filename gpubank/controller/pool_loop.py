@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 MAX_ROUNDS = 50
 """Decisions in one turn before it yields to others; each is a ledger transaction."""
 
+MAX_TURN: Final = 5.0
+"""Seconds after which a turn is over although something is left: under steady traffic something always is, and a turn
+that lasts is told of, and shows that the loop lives, only at its end."""
 
 BEAT_EVERY = timedelta(seconds=5)
 """Least time between two signs of life of a loop that turns all the time."""
@@ -84,6 +87,9 @@ class PoolLoop:
         self._terms, self._now, self._resync = terms, now, resync
         self._leases = leases
         self._beat_at: datetime | None = None
+        self._gets_on = False
+        """Whether something that the last turn decided came into the books."""
+
         self._wake = asyncio.Event()
         self._said: dict[tuple[str, str], _Said] = {}
         """By whom it is about, and what it says."""
@@ -115,8 +121,7 @@ class PoolLoop:
                     if self._observer is not None:
                         took = time.monotonic() - began
                         self._observer.turned(self.pool, took, self.facts, self.books, self._terms())
-                    if wait:
-                        await self._beat()
+                    await self._beat(wait)
                 except (BankError, OSError) as error:
                     failures += 1
                     self.problem = str(error)
@@ -131,9 +136,15 @@ class PoolLoop:
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
 
-    async def _beat(self) -> None:
-        """Give a sign of life after a turn that came to an end: one that never does is none."""
+    async def _beat(self, wait: timedelta) -> None:
+        """Give a sign of life after a turn that came to an end, or whose decisions came into the books.
+
+        Under steady traffic there is always one more thing to decide, and no turn comes to an end: were that no life,
+        the watchdog would take a pool from a bank that works. A loop that decides and cannot write is none.
+        """
         now = self._now()
+        if not wait and not self._gets_on:
+            return
         if self._leases is None or (self._beat_at is not None and now - self._beat_at < BEAT_EVERY):
             return
         try:
@@ -166,6 +177,7 @@ class PoolLoop:
 
     async def turn(self) -> timedelta:
         """Decide and act until nothing is left; return how long nothing needs to be looked at."""
+        self._gets_on, end = False, time.monotonic() + MAX_TURN
         for _ in range(MAX_ROUNDS):
             terms = self._terms()
             if terms is None:
@@ -182,6 +194,8 @@ class PoolLoop:
             await self._tell(decided, now)
             if not committed and not wrote:
                 return self._until(decided, now)
+            if time.monotonic() >= end:
+                break
         return timedelta(0)
 
     def _rests(self, facts: PoolFacts, now: datetime) -> frozenset[str]:
@@ -212,6 +226,7 @@ class PoolLoop:
                 log.info("pool %s: %s", self.pool, error)
                 return committed + 1, await self._ledger.books(self.cluster, self.pool)
             committed += 1
+            self._gets_on = True
             if self._observer is not None:
                 self._observer.committed(before, transaction)
             log.info("pool %s: %s", self.pool, transaction.note or transaction.key)
