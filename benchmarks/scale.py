@@ -6,8 +6,8 @@
 
 The lab (etcd, API server, controllers, scheduler, Kueue, kwok), PostgreSQL, Temporal's dev server, and the bank's
 worker and controller as processes of their own with the rights of the manifests: all on this machine, which submits
-too. Every Workload is a Job with a pod on a kwok node: a raw Workload has no pods, and the bank would take own work that
-is admitted and on no node for work that cannot be placed.
+too. Every Workload is a Job with a pod on a kwok node: a raw Workload has no pods, and the bank would take own work
+that is admitted and on no node for work that cannot be placed.
 
 Of each demand of an owner whose GPUs are lent: when its Workload was created and when Kueue first said a word about it,
 as a watch tells, and when its Reclaim began, as Temporal tells. What lies between the last two is the bank's.
