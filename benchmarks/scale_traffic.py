@@ -71,13 +71,14 @@ class Sight:
                     async for change, body in events:
                         version = body["metadata"]["resourceVersion"]
                         if change != "BOOKMARK":
-                            self._take(change, body)
+                            self.take(change, body)
             except WatchExpiredError:
                 _, version, _ = await self._connection.page(WORKLOAD, selectors={"limit": "1"})
             except BackendError:
                 await asyncio.sleep(1)
 
-    def _take(self, change: str, body: Object) -> None:
+    def take(self, change: str, body: Object) -> None:
+        """Take down what the watch tells."""
         now = time.time()
         owners = body["metadata"].get("ownerReferences") or ()
         if not owners:

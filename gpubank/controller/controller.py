@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from gpubank.agreements import LEASE, Agreements, ObjectReader, Objects
 from gpubank.controller.observer import Observer
 from gpubank.controller.pool_loop import PoolLoop
 from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, finalizers, statuses
+from gpubank.controller.together import side_by_side
 from gpubank.decide.agreement import Agreement
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
@@ -36,9 +37,6 @@ MIN_PAUSE, MAX_PAUSE = timedelta(milliseconds=250), timedelta(seconds=2)
 REST = 3
 """Times as long as a look took that the next one waits, up to `MAX_PAUSE`: with a thousand groups a look is work, what
 it writes is a change like any other, and the pools' loops share the processor with it."""
-
-WRITES_AT_ONCE = 8
-"""Objects that are written at a time."""
 
 
 class Controller:
@@ -172,8 +170,8 @@ class Controller:
         held = finalizers(objects, views)
         for write in (each for each in held if each.remove_pool):
             await self._finalize(write, objects)
-        await _each(self._finalize(write, objects) for write in held if not write.remove_pool)
-        await _each(map(self._write_status, statuses(objects, self._agreement, views, self._now())))
+        await side_by_side(self._finalize(write, objects) for write in held if not write.remove_pool)
+        await side_by_side(map(self._write_status, statuses(objects, self._agreement, views, self._now())))
 
     def _problem(self, loop: PoolLoop | None) -> str:
         return loop.problem if loop else ""
@@ -263,22 +261,6 @@ class Controller:
             return  # the next look judges the object as it is then
         for reason, message, warning in write.events:
             await self._objects.event(body, reason=reason, message=message, warning=warning)
-
-
-async def _each(steps: Iterable[Awaitable[None]]) -> None:
-    """Take every step, some of them at a time; after one that fails no more are begun, and its error is raised."""
-    waiting, errors = iter(steps), list[Exception]()
-
-    async def work() -> None:
-        while not errors and (step := next(waiting, None)) is not None:
-            try:
-                await step
-            except (BankError, OSError) as error:
-                errors.append(error)
-
-    await asyncio.gather(*(work() for _ in range(WRITES_AT_ONCE)))
-    if errors:
-        raise errors[0]
 
 
 def _busy_groups(books: Books) -> Sequence[str]:

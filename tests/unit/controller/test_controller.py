@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpubank.controller.controller import WRITES_AT_ONCE
+from gpubank.controller.together import AT_ONCE
 from gpubank.domain.errors import BackendError
 from tests.unit.controller.harness import POOL, Bank, a_bank
 
@@ -146,7 +146,7 @@ async def test_deletion_waits_for_open_loans_and_says_why(bank: Bank) -> None:
 async def test_a_write_that_fails_ends_the_look_and_the_next_one_writes_what_is_left(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = {f"g{number:02d}": {"guaranteed": 0} for number in range(3 * WRITES_AT_ONCE)}
+    groups = {f"g{number:02d}": {"guaranteed": 0} for number in range(3 * AT_ONCE)}
     await bank.agree(16, **groups)
     objects, written = bank.cluster.objects, list[str]()
     patch_status = objects.patch_status
@@ -158,7 +158,7 @@ async def test_a_write_that_fails_ends_the_look_and_the_next_one_writes_what_is_
     monkeypatch.setattr(objects, "patch_status", fails)
     with pytest.raises(BackendError, match="away"):
         await bank.controller.reconcile()
-    assert 1 <= len(written) <= WRITES_AT_ONCE
+    assert 1 <= len(written) <= AT_ONCE
     monkeypatch.setattr(objects, "patch_status", patch_status)
     await bank.controller.reconcile()
     for group in groups:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -149,19 +150,24 @@ class KueueBackend:
         if any(each.uid == workload.uid for each in entries):
             await self._order.open(queue, entries)
 
-    async def changes(self, pool: str) -> AsyncIterator[None]:
-        """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start."""
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+        """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start.
+
+        With `about` only what may concern that Workload is told: in a pool of thousands something changes all the time.
+        """
         changed = asyncio.Event()
+        queue = "" if about is None else self._queue_about(about)
+        concerns = self._concerns if about is None else partial(self._concerns_one, about, queue)
 
         def hear(before: object, after: object) -> None:
-            if self._concerns(pool, before) or self._concerns(pool, after):
+            if concerns(pool, before) or concerns(pool, after):
                 changed.set()
 
         with self._view.heard_by(hear):
             yield
             while True:
                 try:
-                    async with asyncio.timeout(self._fence.wait if self._is_fencing(pool) else None):
+                    async with asyncio.timeout(self._fence.wait if self._is_fencing(pool, queue) else None):
                         await changed.wait()
                 except TimeoutError:
                     pass
@@ -229,10 +235,14 @@ class KueueBackend:
         for item in await self._connection.all(CLUSTER_QUEUE):
             self._view.absorb(CLUSTER_QUEUE, item)
 
-    def _is_fencing(self, pool: str) -> bool:
+    def _is_fencing(self, pool: str, queue: str = "") -> bool:
+        """Whether a fence is awaited, of this queue or of any."""
+        bodies = self._view.of_pool(pool)
+        if queue:
+            bodies = {queue: bodies[queue]} if queue in bodies else {}
         return any(
             queues.is_acknowledged(body) and queues.stamp(body) > self._confirmed.get(name, queues.NO_STAMP)
-            for name, body in self._view.of_pool(pool).items()
+            for name, body in bodies.items()
             if self._settled.get(name) is not body
         )
 
@@ -246,6 +256,22 @@ class KueueBackend:
         if isinstance(entry, dict):
             return queues.belongs(entry, pool) or entry["metadata"]["name"] in (cohort_name(pool), flavor_name(pool))
         return entry is not None  # pods, nodes and jobs are not worth telling apart
+
+    def _concerns_one(self, about: WorkloadKey, queue: str, pool: str, entry: object) -> bool:
+        """Whether a change may concern one Workload: itself, its pods and its queue; without a queue, any."""
+        if isinstance(entry, WorkloadEntry):
+            return entry.uid == about.uid
+        if isinstance(entry, PodEntry):
+            return entry.namespace == about.namespace
+        if isinstance(entry, dict):
+            name = entry["metadata"]["name"]
+            return name == cohort_name(pool) or (name == queue if queue else queues.belongs(entry, pool))
+        return False
+
+    def _queue_about(self, about: WorkloadKey) -> str:
+        """Return the ClusterQueue that a Workload is in; empty where it is not seen."""
+        entry = self._view.workloads.get(about.name, about.namespace)
+        return "" if entry is None or entry.uid != about.uid else entry.cluster_queue or self._queue_of(entry)
 
     def _queue_of(self, entry: WorkloadEntry) -> str:
         found = self._view.local_queues.get(entry.queue, entry.namespace)
