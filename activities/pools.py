@@ -129,7 +129,7 @@ class Pools:
                         if error.type != NOT_YET or error.next_retry_delay is not None:
                             raise
                         last = error
-                    fold = min(max((loop.time() - began) * self._lingering, FOLD), LONGEST_FOLD)
+                    fold = fold_after(loop.time() - began, self._lingering)
         finally:
             self._lingering -= 1
         raise last
@@ -160,6 +160,11 @@ class Pools:
             for error in written:
                 if error is not None:
                     raise error
+
+
+def fold_after(took: float, lingering: int) -> float:
+    """Return the seconds until the next look after one that took so long, where so many linger."""
+    return min(max(took * lingering, FOLD), LONGEST_FOLD)
 
 
 async def _within(seconds: float, change: Awaitable[None]) -> bool:
