@@ -8,13 +8,13 @@ Everything that may be lent is lent nearly always: with slack elsewhere a demand
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from gpubank.adapters.kubernetes.connection import Connection
-from gpubank.adapters.kubernetes.kinds import BANK_KINDS, JOB, NAMESPACE, Kind, Object
+from gpubank.adapters.kubernetes.kinds import BANK_KINDS, JOB, NAMESPACE, POD, WORKLOAD, Object
 from gpubank.domain.contract import QUEUE_LABEL, RETRYABLE_LABEL, Side, local_borrow_queue, local_own_queue
 from gpubank.domain.pool import DEFAULT_RESOURCE
 from gpubank.lab.names import COMPLETE_AFTER
@@ -29,6 +29,9 @@ HEADROOM: Final = 8
 
 NODE: Final = 128
 """GPUs of a node. No machine has so many: kwok's work grows with nodes, the bank's with Workloads."""
+
+WORKLOAD_ANNOTATION: Final = "kueue.x-k8s.io/workload"
+"""By which a pod says whose it is."""
 
 AT_ONCE: Final = 16
 """Calls in flight while something is filled."""
@@ -162,7 +165,6 @@ def job(group: str, name: str, side: Side, gpus: int, *, seconds: float | None =
     """Return a Job of one pod that runs so many seconds, or for ever; one that borrows needs no checkpoint."""
     queue = local_own_queue(POOL) if side is Side.OWN else local_borrow_queue(POOL)
     labels = {QUEUE_LABEL: queue} | ({RETRYABLE_LABEL: "true"} if side is Side.BORROW else {})
-    amount = {DEFAULT_RESOURCE: str(gpus)}
     annotations = {COMPLETE_AFTER: f"{max(round(seconds * 1000), 1)}ms"} if seconds is not None else {}
     return {
         "apiVersion": JOB.api_version,
@@ -174,23 +176,49 @@ def job(group: str, name: str, side: Side, gpus: int, *, seconds: float | None =
             "ttlSecondsAfterFinished": KEPT_FINISHED,
             "template": {
                 "metadata": {"labels": {"app": name}, "annotations": annotations},
-                "spec": {
-                    "restartPolicy": "Never",
-                    "terminationGracePeriodSeconds": 5,
-                    "containers": [
-                        {"name": "main", "image": "none", "resources": {"requests": amount, "limits": amount}}
-                    ],
-                },
+                "spec": _pod_spec(gpus),
             },
         },
     }
 
 
-def own_jobs(plan: Plan) -> Iterator[Object]:
-    """Yield every own job that stays."""
+def own_work(group: str, name: str, gpus: int = 1) -> Object:
+    """Return a Workload without a Job, as Kueue would make it for one of one pod."""
+    return {
+        "apiVersion": WORKLOAD.api_version,
+        "kind": WORKLOAD.name,
+        "metadata": {"name": name, "namespace": namespace_of(group)},
+        "spec": {
+            "active": True,
+            "queueName": local_own_queue(POOL),
+            "podSets": [{"name": "main", "count": 1, "template": {"spec": _pod_spec(gpus)}}],
+        },
+    }
+
+
+def pod_of(group: str, name: str, node: str, gpus: int = 1) -> Object:
+    """Return the pod of a Workload without a Job, on its node: nobody needs to place it."""
+    metadata = {"name": name, "namespace": namespace_of(group), "annotations": {WORKLOAD_ANNOTATION: name}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(gpus) | {"nodeName": node}}
+
+
+def standing_work(plan: Plan, nodes: Sequence[str]) -> Iterator[Object]:
+    """Yield every Workload of own work that stays, and its pod after it; the nodes are filled one after the other."""
+    places = (node for node in nodes for _ in range(NODE))
     for index in range(plan.groups):
         for number in range(plan.own_of(index)):
-            yield job(group_name(index), f"own-{index}-{number}", Side.OWN, 1)
+            group, name = group_name(index), f"own-{index}-{number}"
+            yield own_work(group, name)
+            yield pod_of(group, name, next(places))
+
+
+def _pod_spec(gpus: int) -> Object:
+    amount = {DEFAULT_RESOURCE: str(gpus)}
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+        "containers": [{"name": "main", "image": "none", "resources": {"requests": amount, "limits": amount}}],
+    }
 
 
 # ---- filling
@@ -198,7 +226,7 @@ def own_jobs(plan: Plan) -> Iterator[Object]:
 
 async def create_all(connection: Connection, bodies: Iterable[Object]) -> int:
     """Create objects, a few at a time and the first before all others; return how many."""
-    kinds: dict[str, Kind] = {JOB.name: JOB, NAMESPACE.name: NAMESPACE, **BANK_KINDS}
+    kinds = {kind.name: kind for kind in (JOB, NAMESPACE, POD, WORKLOAD, *BANK_KINDS.values())}
     waiting, count = iter(bodies), 0
 
     async def work() -> None:

@@ -6,6 +6,7 @@ the rest          own, short        of busy groups, comes in at once
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from benchmarks.scale_pool import CLUSTER, HEADROOM, POOL, SLOT, Plan, Role, job
+from benchmarks.scale_pool import CLUSTER, HEADROOM, POOL, SLOT, Plan, Role, job, own_work
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.errors import WatchExpiredError
 from gpubank.adapters.kubernetes.kinds import JOB, WORKLOAD, Object
@@ -80,9 +81,7 @@ class Sight:
     def take(self, change: str, body: Object) -> None:
         """Take down what the watch tells."""
         now = time.time()
-        owners = body["metadata"].get("ownerReferences") or ()
-        if not owners:
-            return
+        owners = body["metadata"].get("ownerReferences") or (body["metadata"],)
         name, conditions = owners[0]["name"], (body.get("status") or {}).get("conditions") or ()
         said = {each["type"]: each["status"] == "True" for each in conditions}
         seen = self.by_job.setdefault(name, Sighting(body["metadata"]["uid"], now))
@@ -169,6 +168,7 @@ class Traffic:
         self._borrowers = itertools.cycle(plan.of_role(Role.BORROWER))
         self._busy = itertools.cycle(plan.of_role(Role.BUSY))
         self._asked: dict[str, float] = {}
+        self._ending = set[asyncio.Task[None]]()
 
     def loan(self, kind: str, seconds: float | None) -> Object:
         """Return a job that only a loan starts."""
@@ -203,12 +203,12 @@ class Traffic:
                 body = job(lender, f"demand-{next(self._names)}", Side.OWN, SLOT, seconds=DEMAND_SECONDS)
                 sent.demands[body["metadata"]["name"]] = lender
             else:
-                body = job(next(self._busy), f"short-{next(self._names)}", Side.OWN, 1, seconds=self._short(mix))
+                body = own_work(next(self._busy), f"short-{next(self._names)}")
                 sent.own.append(body["metadata"]["name"])
-            tasks.add(task := asyncio.create_task(self._submit(body, sent)))
+            tasks.add(task := asyncio.create_task(self._submit(body, sent, mix)))
             task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
         lag.cancel()
+        await asyncio.gather(*tasks)
         return sent
 
     def _lender(self) -> str | None:
@@ -224,11 +224,22 @@ class Traffic:
         room = HEADROOM * len(self._plan.of_role(Role.BUSY)) / 2
         return min(OWN_SECONDS, room / (mix.rate * (1 - mix.loans - mix.recalls)))
 
-    async def _submit(self, body: Object, sent: Sent) -> None:
+    async def _submit(self, body: Object, sent: Sent, mix: Mix) -> None:
+        kind = WORKLOAD if body["kind"] == WORKLOAD.name else JOB
         try:
-            await self._connection.create(JOB, body)
+            await self._connection.create(kind, body)
         except BackendError:
             sent.refused += 1
+            return
+        if kind is WORKLOAD:
+            self._ending.add(task := asyncio.create_task(self._end(body["metadata"], self._short(mix))))
+            task.add_done_callback(self._ending.discard)
+
+    async def _end(self, metadata: Object, seconds: float) -> None:
+        """Delete a Workload without a Job when its time is over."""
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(BackendError):
+            await self._connection.delete(WORKLOAD, metadata["name"], metadata["namespace"])
 
 
 async def _lag(late: list[float]) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import os
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from benchmarks.scale_meters import ACCOUNTS, counted, used
-from benchmarks.scale_pool import HEADROOM, POOL, SLOT, Plan, Role, agreements, job, own_jobs
+from benchmarks.scale_pool import HEADROOM, NODE, POOL, SLOT, Plan, Role, agreements, job, standing_work
 from benchmarks.scale_traffic import Ledgered, Mix, Sent, Sight, Sighting, Traffic, outcome
 from gpubank.domain.contract import Side
 from gpubank.domain.group import BusinessGroup
@@ -33,7 +34,10 @@ def test_a_pool_guarantees_all_that_it_has_and_holds_what_stands(plan: Plan) -> 
     lent = sum(policy.spec.lending_limit or 0 for policy in policies)
     assert lent == plan.loans * SLOT
     assert plan.own_jobs + plan.standing_loans == max(plan.standing, plan.standing_loans)
-    assert len(list(own_jobs(plan))) == plan.own_jobs
+    bodies = list(standing_work(plan, [f"n{number}" for number in range(plan.nodes)]))
+    assert sum(body["kind"] == "Workload" for body in bodies) == plan.own_jobs
+    on_nodes = Counter(body["spec"]["nodeName"] for body in bodies if body["kind"] == "Pod")
+    assert (on_nodes.total(), max(on_nodes.values(), default=0)) == (plan.own_jobs, min(plan.own_jobs, NODE))
     assert guaranteed - plan.own_jobs == lent + HEADROOM * len(plan.of_role(Role.BUSY))
 
 
@@ -45,6 +49,12 @@ def test_a_loan_is_work_that_may_be_stopped_and_ends_when_it_is_told_to() -> Non
     }
     assert body["spec"]["template"]["metadata"]["annotations"] == {"lab.gpubank.dev/complete-after": "2500ms"}
     assert job("g0001", "own-1", Side.OWN, 1)["spec"]["template"]["metadata"]["annotations"] == {}
+
+
+async def test_work_without_a_job_is_known_by_its_own_name() -> None:
+    sight = Sight(nothing())
+    sight.take("ADDED", {"metadata": {"uid": "u", "name": "own-1-2"}})
+    assert list(sight.by_job) == ["own-1-2"]
 
 
 def test_as_many_loans_end_as_are_asked_for() -> None:
