@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from gpubank.agreements import LEASE, Agreements, ObjectReader, Objects
+from gpubank.agreements import LEASE, Agreements, Model, ObjectReader, Objects
 from gpubank.controller.observer import Observer
 from gpubank.controller.pool_loop import PoolLoop
 from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, finalizers, statuses
@@ -171,7 +171,14 @@ class Controller:
         for write in (each for each in held if each.remove_pool):
             await self._finalize(write, objects)
         await side_by_side(self._finalize(write, objects) for write in held if not write.remove_pool)
-        await side_by_side(map(self._write_status, statuses(objects, self._agreement, views, self._now())))
+        # Finalizers have just been written, which is no news: statuses are written over them.
+        known: dict[tuple[str, str, str], Model] = {
+            (each.kind, each.name, each.namespace): each for each in (await self._agreements.read())[0].all
+        }
+        news = statuses(objects, agreed, views, self._now())
+        await side_by_side(
+            self._write_status(write, known.get((write.kind, write.name, write.namespace or ""))) for write in news
+        )
 
     def _problem(self, loop: PoolLoop | None) -> str:
         return loop.problem if loop else ""
@@ -247,12 +254,11 @@ class Controller:
             await self._stop_loops({pool.name for pool in objects.pools} - {write.name})
         await self._objects.set_finalizer(write.kind, write.name, write.namespace, held=write.held)
 
-    async def _write_status(self, write: StatusWrite) -> None:
-        body = await self._objects.get(write.kind, write.name, write.namespace)
-        if body is None:
-            return
-        # Finalizers have just been written, which is no news; but an approval that came meanwhile is not overwritten.
-        seen = write.seen if write.kind == LEASE else body["metadata"].get("resourceVersion", write.seen)
+    async def _write_status(self, write: StatusWrite, known: Model | None) -> None:
+        if known is None:
+            return  # it is gone
+        # An approval of a lease that came meanwhile is not overwritten.
+        seen = write.seen if write.kind == LEASE else known.metadata.resource_version
         if write.note is not None:
             await self._ledger.note(**write.note._asdict())
         try:
@@ -260,7 +266,7 @@ class Controller:
         except ConflictError:
             return  # the next look judges the object as it is then
         for reason, message, warning in write.events:
-            await self._objects.event(body, reason=reason, message=message, warning=warning)
+            await self._objects.event(known.to_wire(), reason=reason, message=message, warning=warning)
 
 
 def _busy_groups(books: Books) -> Sequence[str]:

@@ -37,8 +37,12 @@ from gpubank.domain.loan import WorkloadKey
 FOLD: Final = 0.03
 """Seconds in which changes that follow each other are told as one."""
 
-_SINGLE_READS: Final = 16
-"""Queues whose fence is confirmed one by one; more of them, as after a start, are read in one list."""
+_SINGLE_READS, _SINGLE_SHARE = 16, 10
+"""Queues whose fence is confirmed one by one: so many, or one in so many of the pool's. More of them, as after a start,
+are read in one list, which costs as much as all of them."""
+
+_AT_ONCE: Final = 16
+"""Reads in flight."""
 
 
 def _now() -> datetime:
@@ -216,18 +220,20 @@ class KueueBackend:
             self._confirmed[name] = min(stamp, self._confirmed.get(name, queues.NO_STAMP))
 
         due = {name: stamp for name, stamp in fenced.items() if stamp > self._confirmed.get(name, queues.NO_STAMP)}
-        if len(due) > _SINGLE_READS:
+        if len(due) > max(_SINGLE_READS, len(bodies) // _SINGLE_SHARE):
             await self._read_all()
         else:
-            await asyncio.gather(*(self._read(name) for name in due))
+            slots = asyncio.Semaphore(_AT_ONCE)
+            await asyncio.gather(*(self._read(name, slots) for name in due))
         self._confirmed |= due
         for name, body in unsettled.items():
             if self._confirmed[name] == queues.stamp(body) and queues.is_acknowledged(body):
                 self._settled[name] = body
         return {name: self._confirmed.get(name, queues.NO_STAMP) for name in bodies}
 
-    async def _read(self, name: str) -> None:
-        body = await self._connection.get(CLUSTER_QUEUE, name)
+    async def _read(self, name: str, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            body = await self._connection.get(CLUSTER_QUEUE, name)
         if body is not None:
             self._view.absorb(CLUSTER_QUEUE, body)
 
