@@ -92,8 +92,14 @@ async def test_a_set_that_is_on_its_way_is_waited_for_by_the_books_alone(monkeyp
         )
         await scene.commit("demand", openings=(opening,))
         (line,) = (await scene.pools.books(POOL)).lines
-        states = {"from_state": LineState.GRANTED, "to_state": LineState.RECALLED}
-        await scene.commit("recall", moves=(Move(line_id=line.line_id, version=line.version, demand=demand, **states),))
+        recalled = Move(
+            line_id=line.line_id,
+            version=line.version,
+            from_state=LineState.GRANTED,
+            to_state=LineState.RECALLED,
+            demand=demand,
+        )
+        await scene.commit("recall", moves=(recalled,))
         looking, observed = Looking(scene.pools), list[str]()
         observe = world.simulated.observe
 
