@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 from urllib.request import urlopen
 
 from gpubank.lab.bank import SYSTEM_NAMESPACE
@@ -108,8 +109,14 @@ def counted(lines: Iterable[bytes]) -> Counter[tuple[str, str, str]]:
         if user.startswith(ACCOUNTS) and event["stage"] == stage and "objectRef" in event:
             about = event["objectRef"]
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
-            found[user.removeprefix(ACCOUNTS), event["verb"], resource] += 1
+            found[user.removeprefix(ACCOUNTS), _verb(event), resource] += 1
     return found
+
+
+def _verb(event: Mapping[str, Any]) -> str:
+    """Return the verb; a list of one object, which only asks whether a kind is served, is called `probe`."""
+    query = parse_qs(urlsplit(event.get("requestURI", "")).query)
+    return "probe" if event["verb"] == "list" and query.get("limit") == ["1"] else str(event["verb"])
 
 
 class Turns:

@@ -96,9 +96,10 @@ def test_kueues_first_word_is_the_first_condition_whatever_it_says() -> None:
     assert sight.holding["demand"] == 0
 
 
-def event(user: str, verb: str, stage: str, resource: str = "workloads", **more: str) -> bytes:
-    about = {"resource": resource, **more}
-    return json.dumps({"user": {"username": user}, "verb": verb, "stage": stage, "objectRef": about}).encode()
+def event(user: str, verb: str, stage: str, query: str = "", **more: str) -> bytes:
+    about = {"resource": "workloads", **more}
+    head = {"user": {"username": user}, "verb": verb, "stage": stage, "requestURI": f"/apis/x/workloads?{query}"}
+    return json.dumps(head | {"objectRef": about}).encode()
 
 
 def test_a_call_is_counted_when_it_is_answered_and_a_watch_when_it_begins() -> None:
@@ -109,11 +110,15 @@ def test_a_call_is_counted_when_it_is_answered_and_a_watch_when_it_begins() -> N
         event(worker, "watch", "ResponseStarted"),
         event(worker, "watch", "ResponseComplete"),
         event("system:serviceaccount:other:thing", "list", "ResponseComplete"),
+        event(worker, "list", "ResponseComplete", "limit=500"),
+        event(worker, "list", "ResponseComplete", "limit=1"),
     ]
     assert dict(counted(lines)) == {
         ("worker", "patch", "workloads"): 1,
         ("worker", "patch", "workloads/status"): 1,
         ("worker", "watch", "workloads"): 1,
+        ("worker", "list", "workloads"): 1,
+        ("worker", "probe", "workloads"): 1,
     }
 
 
