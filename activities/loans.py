@@ -199,7 +199,7 @@ class LoanActivities(LoanCalls):
             await self._pools.write_quotas(step.pool)
             return GoneResult(at=at, lines=_ids(lines), finished=_over(workload))
 
-        return await self._pools.patiently(step.pool, lambda: settled(attempt))
+        return await self._pools.patiently(step.pool, lambda: settled(attempt), about=step.workload)
 
     @activity.defn(name="loan.resume")
     async def resume(self, step: LoanStep) -> bool:

@@ -14,7 +14,7 @@ from gpubank.decide.lease import protected_now
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError
 from gpubank.domain.facts import PoolFacts
-from gpubank.domain.loan import Line, LineState
+from gpubank.domain.loan import Line, LineState, WorkloadKey
 from gpubank.domain.terms import PoolTerms
 from gpubank.domain.transaction import Transaction
 from gpubank.ports import LedgerStore, QuotaBackend, TermsSource
@@ -28,8 +28,12 @@ FREEZE_POLL: Final = timedelta(seconds=1)
 LINGER: Final = 3.0
 """Seconds for which a look that found nothing yet looks again at every change, before the server starts another."""
 
-FOLD: Final = 0.02
-"""Seconds in which changes become one look; some looks change something themselves."""
+FOLD, LONGEST_FOLD = 0.02, 1.0
+"""Seconds in which changes become one look; some looks change something themselves.
+
+In a pool where something changes all the time it is as long as all who linger would take for a look each: together they
+leave half of the processor to others, however large the pool and however many they are.
+"""
 
 MOST_LINGER: Final = 32
 """Looks that may linger at a time: more of them would keep a worker's places from work that can be done."""
@@ -97,11 +101,11 @@ class Pools:
         events = await self.ledger.audit(subject=loan)
         return sum(event.action == RECALLED_ACTION for event in events)
 
-    async def patiently(self, pool: str, look: Callable[[], Awaitable[T]]) -> T:
+    async def patiently(self, pool: str, look: Callable[[], Awaitable[T]], *, about: WorkloadKey | None = None) -> T:
         """Look, and while it is "not yet" once more at every change of the pool, for at most `LINGER`.
 
-        What is waited for is seen when it comes and not when the server looks next. Whoever finds too many waiting
-        already looks once, as a poll does.
+        What is waited for is seen when it comes and not when the server looks next; with `about` only changes that may
+        concern that Workload count. Whoever finds too many waiting already looks once, as a poll does.
         """
         try:
             return await look()
@@ -111,19 +115,21 @@ class Pools:
                 raise
             last = error
         loop = asyncio.get_running_loop()
-        end = loop.time() + LINGER
+        end, fold = loop.time() + LINGER, FOLD
         self._lingering += 1
         try:
-            async with aclosing(self.quota.changes(pool)) as changes:  # type: ignore[type-var]
+            async with aclosing(self.quota.changes(pool, about)) as changes:  # type: ignore[type-var]
                 # Only the wait is cut off, never a look.
                 while loop.time() < end and await _within(end - loop.time(), changes.__anext__()):
-                    await asyncio.sleep(FOLD)
+                    await asyncio.sleep(fold)
+                    began = loop.time()
                     try:
                         return await look()
                     except ApplicationError as error:
                         if error.type != NOT_YET or error.next_retry_delay is not None:
                             raise
                         last = error
+                    fold = fold_after(loop.time() - began, self._lingering)
         finally:
             self._lingering -= 1
         raise last
@@ -154,6 +160,11 @@ class Pools:
             for error in written:
                 if error is not None:
                     raise error
+
+
+def fold_after(took: float, lingering: int) -> float:
+    """Return the seconds until the next look after one that took so long, where so many linger."""
+    return min(max(took * lingering, FOLD), LONGEST_FOLD)
 
 
 async def _within(seconds: float, change: Awaitable[None]) -> bool:

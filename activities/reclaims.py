@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from activities.failures import not_yet, settled
 from activities.interfaces import ReclaimCalls
@@ -117,6 +118,8 @@ class ReclaimActivities(ReclaimCalls):
 
         async def attempt() -> RaiseResult:
             nonlocal written
+            if written:  # the books alone say that it is too early, and cost less than everything
+                _check_on_their_way(await self._pools.books(step.pool), step.demand)
             facts, books = await self._read(step)
             await self._pools.check_in_force(facts)
             demand = books.demand(step.demand)
@@ -130,7 +133,7 @@ class ReclaimActivities(ReclaimCalls):
                     if not written:  # whoever moved a line may have died before its quota was written
                         await self._pools.write_quotas(step.pool)
                         written = True
-                    raise not_yet(f"{len(waiting)} pledged lines are on their way: {', '.join(waiting)}")
+                    raise _on_their_way(waiting)
                 found = await self._decide(step, facts, books, frozenset())
                 if found.victims or not found.complete:
                     return RaiseResult(outcome=RaiseOutcome.REPLAN, reason=found.reason or "more is needed than came")
@@ -176,7 +179,9 @@ class ReclaimActivities(ReclaimCalls):
             await self._pools.quota.nudge(step.pool, demand.workload)
             raise not_yet(f"workload {workload.key.name!r} waits for its admission")
 
-        return await self._pools.patiently(step.pool, lambda: settled(attempt))
+        demand = (await self._pools.books(step.pool)).demand(step.demand)
+        about = demand.workload if demand is not None else None
+        return await self._pools.patiently(step.pool, lambda: settled(attempt), about=about)
 
     @activity.defn(name="reclaim.await_ended")
     async def await_ended(self, step: DemandStep) -> bool:
@@ -243,6 +248,17 @@ class ReclaimActivities(ReclaimCalls):
 def _helps(plan: RecallPlan, demand: Demand) -> bool:
     """Whether a plan is carried out: half a gang's GPUs help nobody, while every GPU over a limit counts."""
     return plan.complete or demand.kind not in WHOLE
+
+
+def _check_on_their_way(books: Books, name: str) -> None:
+    """Raise "not yet" while lines that are pledged to an open demand are on their way back."""
+    demand = books.demand(name)
+    if demand is not None and demand.state is DemandState.OPEN and (waiting := _outstanding(books, demand)):
+        raise _on_their_way(waiting)
+
+
+def _on_their_way(lines: tuple[str, ...]) -> ApplicationError:
+    return not_yet(f"{len(lines)} pledged lines are on their way: {', '.join(lines)}")
 
 
 def _outstanding(books: Books, demand: Demand) -> tuple[str, ...] | None:

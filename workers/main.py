@@ -69,7 +69,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         ports = Ports(
             quota=backend,
             ledger=ledger,
-            terms=Agreements(cluster.name, objects),
+            terms=Agreements(cluster.name, objects.kept),
             notifier=KubernetesNotifier(connection),
             hook=_hooks(settings.checkpoint, LightkubePods(pods)),
             storage=storage,

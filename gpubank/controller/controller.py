@@ -6,13 +6,15 @@ The same code drives a real cluster and the simulation; only the ports differ. O
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from gpubank.agreements import LEASE, Objects, agreement, read_objects
+from gpubank.agreements import LEASE, Agreements, Model, ObjectReader, Objects
 from gpubank.controller.observer import Observer
 from gpubank.controller.pool_loop import PoolLoop
 from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, finalizers, statuses
+from gpubank.controller.together import side_by_side
 from gpubank.decide.agreement import Agreement
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
@@ -29,8 +31,12 @@ SETTINGS_EVERY = timedelta(minutes=1)
 HEARTBEATS_EVERY = 30
 """Seconds between two looks at whether every pool's heartbeat runs: one may have been terminated."""
 
-MIN_PAUSE = timedelta(milliseconds=250)
+MIN_PAUSE, MAX_PAUSE = timedelta(milliseconds=250), timedelta(seconds=2)
 """Least time between two looks at the objects; a burst of edits is one look."""
+
+REST = 3
+"""Times as long as a look took that the next one waits, up to `MAX_PAUSE`: with a thousand groups a look is work, what
+it writes is a change like any other, and the pools' loops share the processor with it."""
 
 
 class Controller:
@@ -50,12 +56,17 @@ class Controller:
         leases: Leases | None = None,
         observer: Observer | None = None,
         resync: timedelta = timedelta(seconds=15),
+        reader: ObjectReader | None = None,
     ) -> None:
-        """Without `heartbeats` and `leases` the controller gives no sign of life, as where nobody watches it."""
+        """Without `heartbeats` and `leases` the controller gives no sign of life, as where nobody watches it.
+
+        `reader` lists what `objects` holds, at less cost where there is such a way.
+        """
         self.cluster = cluster
         self._heartbeats, self._leases, self._observer = heartbeats, leases, observer
         self._objects, self._backends, self._ledger = objects, backends, ledger
         self._processes, self._notifier, self._now, self._resync = processes, notifier, now, resync
+        self._agreements = Agreements(cluster, reader or objects, clock=now)
         self._agreement: Agreement | None = None
         self._loops: dict[str, tuple[PoolLoop, asyncio.Task[None]]] = {}
         self._reports: dict[str, LayoutReport] = {}
@@ -74,7 +85,7 @@ class Controller:
         try:
             while True:
                 changed.clear()
-                problem = ""
+                problem, began = "", time.monotonic()
                 try:
                     await self.reconcile()
                 except (BackendError, ConflictError, OSError) as error:
@@ -82,12 +93,13 @@ class Controller:
                     log.warning("reconcile failed: %s", problem)
                 if self._observer is not None:
                     self._observer.reconciled(problem)
+                took = timedelta(seconds=time.monotonic() - began)
                 with contextlib.suppress(TimeoutError):
                     # No wait_for: before Python 3.12 it swallows a cancellation that comes with a change, and a
                     # controller that has lost the lead would go on.
                     async with asyncio.timeout(min(self._resync.total_seconds(), 2)):
                         await changed.wait()
-                await asyncio.sleep(MIN_PAUSE.total_seconds())
+                await asyncio.sleep(min(max(REST * took, MIN_PAUSE), MAX_PAUSE).total_seconds())
         finally:
             for task in (watcher, poster, pulse):
                 task.cancel()
@@ -142,10 +154,10 @@ class Controller:
 
     async def reconcile(self) -> None:
         """One look: lay out what is agreed, keep the loops running, write status and finalizers."""
-        objects = await read_objects(self._objects)
+        objects, agreed = await self._agreements.read()
         for unreadable in objects.unreadable:
             await self._objects.event(unreadable.body, reason="Invalid", message=unreadable.message, warning=True)
-        before, self._agreement = self._agreement, agreement(self.cluster, objects, now=self._now())
+        before, self._agreement = self._agreement, agreed
         views: dict[str, PoolView] = {}
         for pool in objects.pools:
             books = await self._ledger.books(self.cluster, pool.name)
@@ -155,10 +167,18 @@ class Controller:
             if loop and (before is None or before.terms.get(pool.name) != self._agreement.terms[pool.name]):
                 loop.poke()
         await self._stop_loops({pool.name for pool in objects.pools})
-        for write in finalizers(objects, views):
+        held = finalizers(objects, views)
+        for write in (each for each in held if each.remove_pool):
             await self._finalize(write, objects)
-        for status in statuses(objects, self._agreement, views, self._now()):
-            await self._write_status(status)
+        await side_by_side(self._finalize(write, objects) for write in held if not write.remove_pool)
+        # Finalizers have just been written, which is no news: statuses are written over them.
+        known: dict[tuple[str, str, str], Model] = {
+            (each.kind, each.name, each.namespace): each for each in (await self._agreements.read())[0].all
+        }
+        news = statuses(objects, agreed, views, self._now())
+        await side_by_side(
+            self._write_status(write, known.get((write.kind, write.name, write.namespace or ""))) for write in news
+        )
 
     def _problem(self, loop: PoolLoop | None) -> str:
         return loop.problem if loop else ""
@@ -234,12 +254,11 @@ class Controller:
             await self._stop_loops({pool.name for pool in objects.pools} - {write.name})
         await self._objects.set_finalizer(write.kind, write.name, write.namespace, held=write.held)
 
-    async def _write_status(self, write: StatusWrite) -> None:
-        body = await self._objects.get(write.kind, write.name, write.namespace)
-        if body is None:
-            return
-        # Finalizers have just been written, which is no news; but an approval that came meanwhile is not overwritten.
-        seen = write.seen if write.kind == LEASE else body["metadata"].get("resourceVersion", write.seen)
+    async def _write_status(self, write: StatusWrite, known: Model | None) -> None:
+        if known is None:
+            return  # it is gone
+        # An approval of a lease that came meanwhile is not overwritten.
+        seen = write.seen if write.kind == LEASE else known.metadata.resource_version
         if write.note is not None:
             await self._ledger.note(**write.note._asdict())
         try:
@@ -247,7 +266,7 @@ class Controller:
         except ConflictError:
             return  # the next look judges the object as it is then
         for reason, message, warning in write.events:
-            await self._objects.event(body, reason=reason, message=message, warning=warning)
+            await self._objects.event(known.to_wire(), reason=reason, message=message, warning=warning)
 
 
 def _busy_groups(books: Books) -> Sequence[str]:

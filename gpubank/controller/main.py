@@ -82,6 +82,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             now=_now,
             observer=metrics,
             resync=timedelta(seconds=settings.controller.resync_seconds),
+            reader=objects.kept,
         )
         await stack.enter_async_context(watching_cycles(settings.kueue, backend.measured, metrics.registry))
         probes = Probes(metrics.registry, live=(metrics.signs.check,), ready=(metrics.ready,))

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from gpubank.controller.observer import Observer
+from gpubank.controller.together import side_by_side
 from gpubank.decide import compile as compiler
 from gpubank.decide.memo import Memo
 from gpubank.decide.settle import return_writes
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 MAX_ROUNDS = 50
 """Decisions in one turn before it yields to others; each is a ledger transaction."""
 
+MAX_TURN: Final = 5.0
+"""Seconds after which a turn is over although something is left: under steady traffic something always is, and a turn
+that lasts is told of, and shows that the loop lives, only at its end."""
 
 BEAT_EVERY = timedelta(seconds=5)
 """Least time between two signs of life of a loop that turns all the time."""
@@ -84,6 +88,9 @@ class PoolLoop:
         self._terms, self._now, self._resync = terms, now, resync
         self._leases = leases
         self._beat_at: datetime | None = None
+        self._gets_on = False
+        """Whether something that the last turn decided came into the books."""
+
         self._wake = asyncio.Event()
         self._said: dict[tuple[str, str], _Said] = {}
         """By whom it is about, and what it says."""
@@ -115,8 +122,7 @@ class PoolLoop:
                     if self._observer is not None:
                         took = time.monotonic() - began
                         self._observer.turned(self.pool, took, self.facts, self.books, self._terms())
-                    if wait:
-                        await self._beat()
+                    await self._beat(wait)
                 except (BankError, OSError) as error:
                     failures += 1
                     self.problem = str(error)
@@ -131,9 +137,15 @@ class PoolLoop:
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
 
-    async def _beat(self) -> None:
-        """Give a sign of life after a turn that came to an end: one that never does is none."""
+    async def _beat(self, wait: timedelta) -> None:
+        """Give a sign of life after a turn that came to an end, or whose decisions came into the books.
+
+        Under steady traffic there is always one more thing to decide, and no turn comes to an end: were that no life,
+        the watchdog would take a pool from a bank that works. A loop that decides and cannot write is none.
+        """
         now = self._now()
+        if not wait and not self._gets_on:
+            return
         if self._leases is None or (self._beat_at is not None and now - self._beat_at < BEAT_EVERY):
             return
         try:
@@ -166,6 +178,7 @@ class PoolLoop:
 
     async def turn(self) -> timedelta:
         """Decide and act until nothing is left; return how long nothing needs to be looked at."""
+        self._gets_on, end = False, time.monotonic() + MAX_TURN
         for _ in range(MAX_ROUNDS):
             terms = self._terms()
             if terms is None:
@@ -174,14 +187,15 @@ class PoolLoop:
             books = await self._ledger.books(self.cluster, self.pool)
             now = self._now()
             decided = step(facts, books, terms, now, resting=self._rests(facts, now), memo=self._memo)
-            committed, books = await self._commit(decided, books)
+            committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            await self._tell_needs(decided, now)  # a Reclaim begins to plan while the quotas are written
             wrote = await self._write_quotas(books, facts)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
                 return self._until(decided, now)
+            if time.monotonic() >= end:
+                break
         return timedelta(0)
 
     def _rests(self, facts: PoolFacts, now: datetime) -> frozenset[str]:
@@ -201,21 +215,29 @@ class PoolLoop:
             return self._resync
         return min(max(decided.wake_at - now, timedelta(milliseconds=20)), self._resync)
 
-    async def _commit(self, decided: Step, books: Books) -> tuple[int, Books]:
-        """Commit in order; a lost compare-and-set ends the round, for its rest was decided on old books."""
-        committed = 0
-        for transaction in decided.transactions:
+    async def _commit(self, decided: Step, books: Books, now: datetime) -> tuple[int, Books]:
+        """Commit in order; a lost compare-and-set ends the round, for its rest was decided on old books.
+
+        Reclaims are told of their demands as soon as those are in the books: they begin to plan while offers and
+        grants are still committed, and while the quotas are written.
+        """
+        opens = [number for number, transaction in enumerate(decided.transactions) if transaction.openings]
+        if not opens:
+            await self._tell_needs(decided, now)
+        for number, transaction in enumerate(decided.transactions):
             before = books
             try:
                 books = await self._ledger.commit(transaction)
             except ConflictError as error:
                 log.info("pool %s: %s", self.pool, error)
-                return committed + 1, await self._ledger.books(self.cluster, self.pool)
-            committed += 1
+                return number + 1, await self._ledger.books(self.cluster, self.pool)
+            self._gets_on = True
             if self._observer is not None:
                 self._observer.committed(before, transaction)
             log.info("pool %s: %s", self.pool, transaction.note or transaction.key)
-        return committed, books
+            if opens and number == opens[-1]:
+                await self._tell_needs(decided, now)
+        return len(decided.transactions), books
 
     async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
         """Write what compile says, lowering before raising; a lost race is left to the next round."""
@@ -240,24 +262,23 @@ class PoolLoop:
         return len(writes)
 
     async def _tell_needs(self, decided: Step, now: datetime) -> None:
-        for needs in decided.needs:
-            await self._once((needs.lender, _NEEDS), needs, now, self._send_needs)
+        await side_by_side(self._once((each.lender, _NEEDS), each, now, self._send_needs) for each in decided.needs)
 
     async def _tell(self, decided: Step, now: datetime) -> None:
         """Send what was not sent before, and again after growing pauses: a Loan may have been terminated since."""
-        live: set[tuple[str, str]] = set()
+        live = {(needs.lender, _NEEDS) for needs in decided.needs}
+        new: list[tuple[tuple[str, str], LoanSignal]] = []
         for signal in decided.signals:
             key = signal.workload.uid, signal.kind.value
             live.add(key)
             if (said := self._said.get(key)) is None or said.message is not signal or now - said.at >= said.pause:
-                await self._once(key, signal, now, self._send_loan)
+                new.append((key, signal))
+        await side_by_side(self._once(key, signal, now, self._send_loan) for key, signal in new)
         await self._tell_needs(decided, now)
-        for note in decided.waiting:
-            await self._note(note)
+        await side_by_side(map(self._note, decided.waiting))
         if self.facts is not None:  # who is gone is told nothing any more
             known = self.facts.workload
             self._noted = {uid: text for uid, text in self._noted.items() if known(uid) is not None}
-        live |= {(needs.lender, _NEEDS) for needs in decided.needs}
         for key in self._said.keys() - live:
             del self._said[key]
 

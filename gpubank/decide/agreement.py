@@ -68,6 +68,7 @@ def agree(
     verdicts: dict[Subject, Verdict] = {}
     namespaces = _share_namespaces(groups, verdicts)
     by_pool = {pool.name: pool for pool in pools}
+    shares = {pool.name: {share.business_group: share for share in pool.spec.shares} for pool in pools}
     left = {pool.name: pool.spec.capacity for pool in pools}
     accepted: dict[str, dict[str, GPUQuotaPolicy]] = {pool.name: {} for pool in pools}
     leaving = {pool.key for pool in pools if pool.metadata.deleting}
@@ -77,7 +78,7 @@ def agree(
         if policy.metadata.deleting or spec.resource_pool in leaving or spec.business_group in departing:
             verdict = _DELETING
         else:
-            verdict = _judge(policy, by_pool, namespaces, accepted, left)
+            verdict = _judge(policy, by_pool, shares, namespaces, accepted, left)
         verdicts["GPUQuotaPolicy", policy.key] = verdict
         if verdict.ready:
             accepted[spec.resource_pool][spec.business_group] = policy
@@ -127,6 +128,7 @@ def _share_namespaces(groups: Sequence[BusinessGroup], verdicts: dict[Subject, V
 def _judge(
     policy: GPUQuotaPolicy,
     pools: Mapping[str, GPUPool],
+    shares: Mapping[str, Mapping[str, Share]],
     namespaces: Mapping[str, tuple[str, ...]],
     accepted: Mapping[str, Mapping[str, GPUQuotaPolicy]],
     left: Mapping[str, int],
@@ -159,7 +161,7 @@ def _judge(
             "no such GPUPool",
             "create it, or mend the name",
         )
-    share = pool.spec.share_of(group)
+    share = shares[pool.name].get(group)
     if share is None:
         return refused(
             conditions.NO_SHARE,

@@ -7,13 +7,18 @@ rises    in force F, target T > F     by what is free of the surplus, groups in 
 What is lent beyond a target comes back through demands (`decide.limits`); nobody is stopped here.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from gpubank.decide.desk import Desk
 from gpubank.decide.slack import raw_slack
 from gpubank.domain.books import Guarantee
 from gpubank.domain.contract import Side
 from gpubank.domain.transaction import CapacityChange, GuaranteeChange
+
+MOST_AT_ONCE: Final = 100
+"""Guarantees that rise in one transaction."""
 
 
 def follow_capacity(desk: Desk) -> None:
@@ -28,8 +33,7 @@ def follow_targets(desk: Desk) -> None:
     """Move every guarantee in force towards its target: falls first, for they make room for rises."""
     for group in desk.groups:
         _fall(desk, desk.books.guarantee(group))
-    for group in desk.groups:
-        _rise(desk, desk.books.guarantee(group))
+    _rise(desk)
 
 
 def _fall(desk: Desk, guarantee: Guarantee) -> None:
@@ -51,11 +55,27 @@ def _fall(desk: Desk, guarantee: Guarantee) -> None:
             _set(desk, guarantee, guarantee.in_force, release, f"the policy asks for {target}")
 
 
-def _rise(desk: Desk, guarantee: Guarantee) -> None:
-    target = desk.target(guarantee.group)
-    rise = min(target - guarantee.in_force, max(desk.books.surplus, 0))
-    if rise > 0 and not guarantee.releasing:
-        _set(desk, guarantee, guarantee.in_force + rise, 0, f"the policy asks for {target}")
+def _rise(desk: Desk) -> None:
+    """Raise what may rise, many groups in one transaction: a pool of a thousand is not a thousand of them."""
+    surplus, rising = max(desk.books.surplus, 0), list[tuple[Guarantee, int]]()
+    for group in desk.groups:
+        guarantee = desk.books.guarantee(group)
+        rise = min(desk.target(group) - guarantee.in_force, surplus)
+        if rise > 0 and not guarantee.releasing:
+            rising.append((guarantee, guarantee.in_force + rise))
+            surplus -= rise
+    for begin in range(0, len(rising), MOST_AT_ONCE):
+        _raise(desk, rising[begin : begin + MOST_AT_ONCE])
+
+
+def _raise(desk: Desk, rising: Sequence[tuple[Guarantee, int]]) -> None:
+    (first, in_force), *others = rising
+    if not others:
+        _set(desk, first, in_force, 0, f"the policy asks for {desk.target(first.group)}")
+        return
+    changes = [GuaranteeChange(group=each.group, version=each.version, in_force=gpus) for each, gpus in rising]
+    named = ", ".join(f"{each.group}: {gpus}" for each, gpus in rising)
+    desk.write(f"guarantees/{first.group}", f"guarantees rise, GPUs now in force: {named}", guarantees=changes)
 
 
 def _set(desk: Desk, guarantee: Guarantee, in_force: int, releasing: int, why: str) -> None:

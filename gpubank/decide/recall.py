@@ -291,19 +291,21 @@ class _Planner:
         others = {d.workload.uid for d in desk.books.demands if d.workload is not None and d.demand_id != mine}
         leaving = {line.workload.uid for line in desk.books.lines if line.demand not in (None, mine)}
         soon = {line.workload.uid for line in desk.books.lines if line.line_id not in self._on_their_way}
-        for workload in sorted(desk.facts.workloads, key=kueue_order):
+        for workload in desk.facts.workloads:
             uid = workload.key.uid
             if workload.finished or (self._owner is not None and uid == self._owner.key.uid):
                 continue
             if uid in leaving:
                 room.give(workload.pod_facts, unready=self._unready)
             elif workload.kind is Side.OWN and (workload.reserved or uid in others):
-                placed.append(workload)
+                if unplaced(workload):
+                    placed.append(workload)
             elif workload.parked:
                 continue  # it is stopped, and needs no room
             elif workload.kind is Side.BORROW and (workload.reserved or uid in soon) and unplaced(workload):
                 self._waiting.append(workload)
-        for workload in placed:
+        self._waiting.sort(key=kueue_order)  # few of thousands
+        for workload in sorted(placed, key=kueue_order):
             room.take(unplaced(workload), pod_size(workload))
         return room
 

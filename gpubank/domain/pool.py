@@ -205,7 +205,7 @@ class GPUPoolSpec(ApiModel):
     shares: Annotated[
         tuple[Share, ...],
         Field(
-            max_length=512,
+            max_length=4096,
             json_schema_extra=list_map("businessGroup"),
         ),
     ] = ()

@@ -169,8 +169,8 @@ class SimulatedCluster:
         if found is not None and found.eligible:
             self._jobs.reconsider(found)
 
-    async def changes(self, pool: str) -> AsyncIterator[None]:
-        """Yield whenever the facts may have changed, and once at the start."""
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+        """Yield whenever the facts may have changed, whatever they are about, and once at the start."""
         async for _ in self._pulse.follow():
             yield
 

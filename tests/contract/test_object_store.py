@@ -250,6 +250,24 @@ class TestKubernetes(ObjectStoreSuite):
             await connection.create(NAMESPACE, body)
         return name
 
+    async def test_what_is_kept_is_handed_out_as_it_is_until_it_changes(
+        self, store: KubernetesObjectStore, name: str
+    ) -> None:
+        await store.apply(a_group(name))
+
+        async def kept() -> dict[str, Any]:
+            return next(each for each in await store.kept.list("BusinessGroup") if each["metadata"]["name"] == name)
+
+        first = await kept()
+        assert await kept() is first
+        assert next(each for each in await store.list("BusinessGroup") if each["metadata"]["name"] == name) == first
+        await store.set_finalizer("BusinessGroup", name, None, held=True)
+        second = await kept()
+        assert second is not first
+        assert "finalizers" not in first["metadata"]
+        assert second["metadata"]["finalizers"]
+        await store.set_finalizer("BusinessGroup", name, None, held=False)
+
     async def test_an_event_is_written_on_the_object_and_counted(
         self, store: KubernetesObjectStore, connection: Connection, name: str
     ) -> None:

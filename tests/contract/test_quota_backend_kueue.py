@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpubank.adapters.kubernetes.kinds import POD, WORKLOAD
+from gpubank.domain.contract import Side
 from gpubank.domain.facts import PoolFacts
 from gpubank.lab import Lab
 from tests.contract.kueue_world import KueueWorld, kueue_world
@@ -27,8 +28,8 @@ class TestKueue(QuotaBackendSuite):
     async def test_the_gpus_of_who_was_stopped_are_free_before_kueue_has_booked_it(
         self, bench: Bench, world: KueueWorld, lab: Lab
     ) -> None:
-        await bench.quotas(ads=8)
-        await bench.job("ads", "train")
+        await bench.quotas(ads_borrow=8)
+        await bench.job("ads", "train", side=Side.BORROW)
         train = the(await bench.until(placed("train")), "train")
         await asyncio.to_thread(lab.kill, JOBS)
         try:
@@ -39,12 +40,12 @@ class TestKueue(QuotaBackendSuite):
             await world.connection.delete(POD, pod.name, train.key.namespace)
             await world.connection.patch(POD, pod.name, train.key.namespace, {"metadata": {"finalizers": None}})
             facts = await bench.until(gone("train"))
-            assert queue(facts, "ads").reserved == 0
+            assert queue(facts, "ads", Side.BORROW).reserved == 0
             assert await booked(world, facts), "Kueue cannot know yet"
         finally:
             await asyncio.to_thread(lab.start, JOBS)
         await seen(lambda: released(world, facts), "Kueue's own release")
-        await bench.never(lambda facts: queue(facts, "ads").reserved, 1)
+        await bench.never(lambda facts: queue(facts, "ads", Side.BORROW).reserved, 1)
 
 
 async def released(world: KueueWorld, facts: PoolFacts) -> bool:

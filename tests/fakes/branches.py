@@ -73,8 +73,8 @@ class Branches:
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
         await self.cluster(pool).nudge(pool, workload)
 
-    async def changes(self, pool: str) -> AsyncIterator[None]:
-        async with contextlib.aclosing(self.cluster(pool).changes(pool)) as changes:  # type: ignore[type-var]
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+        async with contextlib.aclosing(self.cluster(pool).changes(pool, about)) as changes:  # type: ignore[type-var]
             async for _ in changes:
                 yield
 

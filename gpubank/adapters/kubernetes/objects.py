@@ -46,6 +46,7 @@ class KubernetesObjectStore:
             name: Cache(connection, kind, _whole) for name, kind in BANK_KINDS.items()
         }
         self._caches = Caches(*self._by_name.values())
+        self._in_order: dict[str, tuple[int, list[Object]]] = {}
 
     def start(self) -> None:
         """Begin to watch; needs a running event loop."""
@@ -68,13 +69,26 @@ class KubernetesObjectStore:
         """Its watch of one kind, for whoever reads other things off the objects (`Cache.beside`)."""
         return self._by_name[_kind(kind).name]
 
+    @property
+    def kept(self) -> "Kept":
+        """The same lists without copies, for whoever reads them all the time and changes nothing."""
+        return Kept(self)
+
+    async def list_kept(self, kind: str) -> Sequence[Object]:
+        """Return what is kept of one kind, by namespace and name: the very objects, which nobody may change."""
+        cache = self._by_name[_kind(kind).name]
+        await cache.ready()
+        edits, found = self._in_order.get(kind, (-1, []))
+        if edits != cache.edits:
+            found = sorted(cache, key=_place)
+            self._in_order[kind] = cache.edits, found
+        return found
+
     # ---- the port
 
     async def list(self, kind: str) -> Sequence[dict[str, Any]]:
         """Every object of one kind, by namespace and name."""
-        cache = self._by_name[_kind(kind).name]
-        await cache.ready()
-        return sorted(copy.deepcopy(list(cache)), key=_place)
+        return copy.deepcopy(await self.list_kept(kind))
 
     async def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """One object as it stands in the store, or None."""
@@ -134,8 +148,9 @@ class KubernetesObjectStore:
     async def set_finalizer(self, kind: str, name: str, namespace: str | None, *, held: bool) -> None:
         """Hold or release the bank's finalizer; an object that is gone needs neither."""
         found, place = _kind(kind), _namespace(_kind(kind), namespace)
+        body = self._unheld(found, name, place) if held else None
         for attempt in range(1, _TRIES + 1):
-            body = await self._connection.get(found, name, place)
+            body = body or await self._connection.get(found, name, place)
             if body is None:
                 return
             metadata = body["metadata"]
@@ -153,10 +168,22 @@ class KubernetesObjectStore:
             except ConflictError:
                 if attempt == _TRIES:
                     raise
+                body = None
             else:
                 if wanted or "deletionTimestamp" not in metadata:
                     self._by_name[found.name].absorb(written)
                 return
+
+    def _unheld(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
+        """Return what is kept of an object that no finalizer holds: enough for one, for the write is checked."""
+        body = self._by_name[kind.name].get(name, namespace or "")
+        if (
+            body is None
+            or "deletionTimestamp" in body["metadata"]
+            or FINALIZER in body["metadata"].get("finalizers", ())
+        ):
+            return None
+        return body
 
     async def event(self, body: Mapping[str, Any], *, reason: str, message: str, warning: bool = False) -> None:
         """Record an Event on an object; the same one again is counted, not repeated."""
@@ -183,6 +210,17 @@ class KubernetesObjectStore:
         kept = {name: value for name, value in found["metadata"].items() if name not in ("labels", "annotations")}
         body = wanted | {"metadata": kept | metadata}
         return await self._connection.replace(kind, body, strict=True)
+
+
+class Kept:
+    """A store's lists as it keeps them: an object that has not changed is the very one of the last list."""
+
+    def __init__(self, store: KubernetesObjectStore) -> None:
+        self._store = store
+
+    async def list(self, kind: str) -> Sequence[Object]:
+        """Every object of one kind, by namespace and name; not to be changed."""
+        return await self._store.list_kept(kind)
 
 
 def _wanted(body: Mapping[str, Any]) -> Object:

@@ -2,9 +2,12 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpubank.controller.together import AT_ONCE
+from gpubank.domain.errors import BackendError
 from tests.unit.controller.harness import POOL, Bank, a_bank
 
 EIGHT = {"guaranteed": 8, "borrowLimit": 8}
@@ -138,3 +141,25 @@ async def test_deletion_waits_for_open_loans_and_says_why(bank: Bank) -> None:
     await bank.let(4)
     assert await bank.cluster.objects.get("GPUPool", POOL) is None
     assert bank.quotas() == dict.fromkeys(("a.own", "a.borrow", "b.own", "b.borrow"))
+
+
+async def test_a_write_that_fails_ends_the_look_and_the_next_one_writes_what_is_left(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {f"g{number:02d}": {"guaranteed": 0} for number in range(3 * AT_ONCE)}
+    await bank.agree(16, **groups)
+    objects, written = bank.cluster.objects, list[str]()
+    patch_status = objects.patch_status
+
+    async def fails(kind: str, name: str, *more: Any, **options: Any) -> None:
+        written.append(name)
+        raise BackendError("the API server is away")
+
+    monkeypatch.setattr(objects, "patch_status", fails)
+    with pytest.raises(BackendError, match="away"):
+        await bank.controller.reconcile()
+    assert 1 <= len(written) <= AT_ONCE
+    monkeypatch.setattr(objects, "patch_status", patch_status)
+    await bank.controller.reconcile()
+    for group in groups:
+        assert (await bank.conditions("GPUQuotaPolicy", group, f"team-{group}"))["Ready"] == ("True", "Applied")

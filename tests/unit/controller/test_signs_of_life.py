@@ -10,9 +10,11 @@ import pytest
 
 from gpubank.controller.controller import Controller
 from gpubank.controller.pool_loop import BEAT_EVERY, PoolLoop
-from gpubank.domain.errors import BackendError
+from gpubank.domain.books import Books
+from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.failsafe import loop_lease
 from gpubank.domain.pool import Backend
+from gpubank.domain.transaction import Transaction
 from tests.unit.controller.harness import POOL, Bank, a_bank
 
 LEASE = loop_lease("local", POOL)
@@ -93,6 +95,47 @@ async def test_a_loop_that_fails_or_never_comes_to_an_end_gives_none(bank: Bank,
     await running.let(30)
     assert running.turns >= 30
     assert await running.renewed() == ""
+
+
+async def test_a_loop_that_always_has_more_to_decide_gives_a_sign_as_long_as_it_gets_on(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpubank.controller.pool_loop.MAX_ROUNDS", 1)
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.controller.reconcile()
+    await bank.controller.stop()
+    running = Running(bank)
+    assert await running.loop.turn() == timedelta(0), "nothing was left to decide"
+    await running.loop._beat(timedelta(0))
+    first = await running.renewed()
+    assert first
+
+    async def refused(transaction: Transaction) -> Books:
+        raise ConflictError("somebody else was first")
+
+    bank.ledger.commit = refused  # type: ignore[method-assign]
+    await bank.agree(a={"guaranteed": 4, "borrowLimit": 8}, b=EIGHT)
+    await bank.controller.reconcile()
+    await bank.controller.stop()
+    for _ in range(3):
+        await bank.cluster.advance(BEAT_EVERY.total_seconds())
+        assert await running.loop.turn() == timedelta(0)
+        await running.loop._beat(timedelta(0))
+    assert await running.renewed() == first, "what it decides comes into no books"
+
+
+async def test_a_turn_is_over_after_a_while_although_something_is_left(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpubank.controller.pool_loop.MAX_TURN", 0.0)
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.controller.reconcile()
+    await bank.controller.stop()
+    loop = Running(bank).loop
+    turns = 1
+    while await loop.turn() == timedelta(0):
+        turns += 1
+    assert turns > 1
 
 
 class Heartbeats:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,7 +21,7 @@ from gpubank.adapters.kubernetes.cache import Cache
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Object
 from gpubank.adapters.kubernetes.kueue import queues
-from gpubank.adapters.kubernetes.kueue.entries import PodEntry, WorkloadEntry
+from gpubank.adapters.kubernetes.kueue.entries import JobEntry, PodEntry, WorkloadEntry
 from gpubank.adapters.kubernetes.kueue.facts import PoolReader
 from gpubank.adapters.kubernetes.kueue.layout import LayoutWriter
 from gpubank.adapters.kubernetes.kueue.order import Order
@@ -36,8 +37,12 @@ from gpubank.domain.loan import WorkloadKey
 FOLD: Final = 0.03
 """Seconds in which changes that follow each other are told as one."""
 
-_SINGLE_READS: Final = 16
-"""Queues whose fence is confirmed one by one; more of them, as after a start, are read in one list."""
+_SINGLE_READS, _SINGLE_SHARE = 16, 10
+"""Queues whose fence is confirmed one by one: so many, or one in so many of the pool's. More of them, as after a start,
+are read in one list, which costs as much as all of them."""
+
+_AT_ONCE: Final = 16
+"""Reads in flight."""
 
 
 def _now() -> datetime:
@@ -149,19 +154,24 @@ class KueueBackend:
         if any(each.uid == workload.uid for each in entries):
             await self._order.open(queue, entries)
 
-    async def changes(self, pool: str) -> AsyncIterator[None]:
-        """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start."""
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+        """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start.
+
+        With `about` only what may concern that Workload is told: in a pool of thousands something changes all the time.
+        """
         changed = asyncio.Event()
+        queue = "" if about is None else self._queue_about(about)
+        concerns = self._concerns if about is None else partial(self._concerns_one, about, queue)
 
         def hear(before: object, after: object) -> None:
-            if self._concerns(pool, before) or self._concerns(pool, after):
+            if concerns(pool, before) or concerns(pool, after):
                 changed.set()
 
         with self._view.heard_by(hear):
             yield
             while True:
                 try:
-                    async with asyncio.timeout(self._fence.wait if self._is_fencing(pool) else None):
+                    async with asyncio.timeout(self._fence.wait if self._is_fencing(pool, queue) else None):
                         await changed.wait()
                 except TimeoutError:
                     pass
@@ -210,18 +220,20 @@ class KueueBackend:
             self._confirmed[name] = min(stamp, self._confirmed.get(name, queues.NO_STAMP))
 
         due = {name: stamp for name, stamp in fenced.items() if stamp > self._confirmed.get(name, queues.NO_STAMP)}
-        if len(due) > _SINGLE_READS:
+        if len(due) > max(_SINGLE_READS, len(bodies) // _SINGLE_SHARE):
             await self._read_all()
         else:
-            await asyncio.gather(*(self._read(name) for name in due))
+            slots = asyncio.Semaphore(_AT_ONCE)
+            await asyncio.gather(*(self._read(name, slots) for name in due))
         self._confirmed |= due
         for name, body in unsettled.items():
             if self._confirmed[name] == queues.stamp(body) and queues.is_acknowledged(body):
                 self._settled[name] = body
         return {name: self._confirmed.get(name, queues.NO_STAMP) for name in bodies}
 
-    async def _read(self, name: str) -> None:
-        body = await self._connection.get(CLUSTER_QUEUE, name)
+    async def _read(self, name: str, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            body = await self._connection.get(CLUSTER_QUEUE, name)
         if body is not None:
             self._view.absorb(CLUSTER_QUEUE, body)
 
@@ -229,10 +241,14 @@ class KueueBackend:
         for item in await self._connection.all(CLUSTER_QUEUE):
             self._view.absorb(CLUSTER_QUEUE, item)
 
-    def _is_fencing(self, pool: str) -> bool:
+    def _is_fencing(self, pool: str, queue: str = "") -> bool:
+        """Whether a fence is awaited, of this queue or of any."""
+        bodies = self._view.of_pool(pool)
+        if queue:
+            bodies = {queue: bodies[queue]} if queue in bodies else {}
         return any(
             queues.is_acknowledged(body) and queues.stamp(body) > self._confirmed.get(name, queues.NO_STAMP)
-            for name, body in self._view.of_pool(pool).items()
+            for name, body in bodies.items()
             if self._settled.get(name) is not body
         )
 
@@ -246,6 +262,24 @@ class KueueBackend:
         if isinstance(entry, dict):
             return queues.belongs(entry, pool) or entry["metadata"]["name"] in (cohort_name(pool), flavor_name(pool))
         return entry is not None  # pods, nodes and jobs are not worth telling apart
+
+    def _concerns_one(self, about: WorkloadKey, queue: str, pool: str, entry: object) -> bool:
+        """Whether a change may concern one Workload: itself, its pods and its queue; without a queue, any."""
+        if isinstance(entry, WorkloadEntry):
+            return entry.uid == about.uid
+        if isinstance(entry, PodEntry):
+            return entry.namespace == about.namespace
+        if isinstance(entry, JobEntry):  # one that is suspended can have no pods any more
+            return entry.suspended
+        if isinstance(entry, dict):
+            name = entry["metadata"]["name"]
+            return name == cohort_name(pool) or (name == queue if queue else queues.belongs(entry, pool))
+        return False
+
+    def _queue_about(self, about: WorkloadKey) -> str:
+        """Return the ClusterQueue that a Workload is in; empty where it is not seen."""
+        entry = self._view.workloads.get(about.name, about.namespace)
+        return "" if entry is None or entry.uid != about.uid else entry.cluster_queue or self._queue_of(entry)
 
     def _queue_of(self, entry: WorkloadEntry) -> str:
         found = self._view.local_queues.get(entry.queue, entry.namespace)

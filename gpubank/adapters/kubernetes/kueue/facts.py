@@ -131,7 +131,7 @@ class PoolReader:
         if queue not in seats:
             return _Read(entry, about, order)
         pods, jobs = self._staff.of(entry), _jobs(entry, seen.jobs)
-        gone = holds and _has_let_go(entry, pods, jobs)
+        gone = holds and _has_let_go(entry, seats[queue], pods, jobs)
         held, let_go = (entry.gpus(resource) if each else 0 for each in (holds and not gone, gone))
         if not entry.declares(resource) or _long_finished(entry, at):
             return _Read(entry, about, order, queue, held, let_go)
@@ -292,7 +292,7 @@ def _workload(case: _Case) -> WorkloadFacts:
         priority_class=entry.priority_class,
         created_at=entry.created_at,
         active=entry.active,
-        reserved=entry.reserved and not _has_let_go(entry, pods, jobs),
+        reserved=entry.reserved and not _has_let_go(entry, seat, pods, jobs),
         admitted_at=admitted.since if admitted and admitted.status else None,
         finished=entry.finished,
         wait=wait,
@@ -331,15 +331,17 @@ def _wait(entry: WorkloadEntry, at: datetime) -> tuple[Wait, datetime]:
     return entry.wait, max(entry.state_since, entry.requeue_at)
 
 
-def _has_let_go(entry: WorkloadEntry, pods: tuple[PodEntry, ...], jobs: tuple[JobEntry, ...]) -> bool:
+def _has_let_go(entry: WorkloadEntry, seat: Seat, pods: tuple[PodEntry, ...], jobs: tuple[JobEntry, ...]) -> bool:
     """Whether a Workload that Kueue still books is off, its Jobs suspended, its pods gone: its GPUs are free.
 
     Kueue books until the Job's status counts no active pod, which the Job controller writes up to a second after the
-    last one has gone (ADR-0011). Of other kinds nobody knows but Kueue.
+    last one has gone (ADR-0011). Of other kinds nobody knows but Kueue. In an own queue it keeps the GPUs from whoever
+    is to have them, until it has booked it.
     """
     evicted = entry.conditions.get("Evicted")
     stopped = not entry.active and evicted is not None and evicted.status
-    return stopped and not pods and len(jobs) == len(entry.owners) > 0 and all(job.suspended for job in jobs)
+    alone = seat.side is Side.BORROW and not pods
+    return stopped and alone and len(jobs) == len(entry.owners) > 0 and all(job.suspended for job in jobs)
 
 
 def _jobs(entry: WorkloadEntry, jobs: Mapping[str, JobEntry]) -> tuple[JobEntry, ...]:

@@ -23,7 +23,8 @@ from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, RESOUR
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.order import IN_ORDER_ANNOTATION, is_momentary, relaxed
 from gpubank.adapters.kubernetes.kueue.view import View
-from gpubank.domain.contract import MANAGED_BY, MANAGED_BY_LABEL, POOL_LABEL, Side, cohort_name, flavor_name
+from gpubank.adapters.kubernetes.kueue.wanted import Want, Wants, named
+from gpubank.domain.contract import MANAGED_BY, MANAGED_BY_LABEL, POOL_LABEL, cohort_name, flavor_name
 from gpubank.domain.errors import ConflictError
 from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 
@@ -46,34 +47,30 @@ class LayoutWriter:
         self._view = view
         self._clock = clock
         self._repairs = defaultdict[tuple[str, str], deque[float]](lambda: deque(maxlen=REPAIRS))
+        self._wants = defaultdict[str, Wants](Wants)
 
     async def lay_out(self, layout: PoolLayout) -> LayoutReport:
         """Create or repair what the layout wants, retire what it no longer wants."""
         run = _Run(self._connection, self._view, self._repairs, self._clock())
         if run.in_fail_safe(layout.pool):
             return run.report()
-        sides = [(group, side) for group in layout.groups for side in Side]
-        # In this order: a ClusterQueue without its flavor, a LocalQueue without its ClusterQueue are inactive.
-        wanted = [
-            (RESOURCE_FLAVOR, [queues.flavor(layout)]),
-            (CLUSTER_QUEUE, [queues.cluster_queue(layout, group, side) for group, side in sides]),
-            (
-                LOCAL_QUEUE,
-                [
-                    queues.local_queue(layout, group, side, namespace)
-                    for group, side in sides
-                    for namespace in group.namespaces
-                ],
-            ),
-        ]
-        for kind, bodies in wanted:
-            await run.each(run.settle(kind, body) for body in bodies)
-        names = {kind: {_named(kind, body) for body in bodies} for kind, bodies in wanted}
+        wants = self._wants[layout.pool]
+        names: dict[Kind, set[str]] = {}
+        for kind, wanted in wants.of(layout).items():
+            left = wants.unsettled(wanted, self._found, _is_as_wanted)
+            await run.each(run.settle(want, found) for want, found in left)
+            names[kind] = {want.name for want in wanted}
+        wants.forget(set().union(*names.values()))
         await run.retire(layout.pool, names)
         return run.report()
 
+    def _found(self, want: Want) -> Object | None:
+        metadata = want.body["metadata"]
+        return self._view.objects(want.kind).get(metadata["name"], metadata.get("namespace", ""))
+
     async def remove(self, pool: str) -> LayoutReport:
         """Retire everything of a pool, its flavor last."""
+        self._wants.pop(pool, None)
         run = _Run(self._connection, self._view, self._repairs, self._clock())
         if run.in_fail_safe(pool):
             return run.report()
@@ -135,10 +132,10 @@ class _Run:
 
     # ---- create and repair
 
-    async def settle(self, kind: Kind, wanted: Object) -> None:
-        """Make one object as wanted, or report why not."""
-        name, metadata = _named(kind, wanted), wanted["metadata"]
-        found = self._view.objects(kind).get(metadata["name"], metadata.get("namespace", ""))
+    async def settle(self, want: Want, found: Object | None) -> None:
+        """Make one object as wanted, or report why not; `found` is what the caches hold in its place."""
+        kind, name, wanted = want
+        metadata = wanted["metadata"]
         try:
             for _ in range(_TRIES):
                 try:
@@ -164,20 +161,20 @@ class _Run:
         elif not queues.belongs(found, _pool_of(wanted)):
             self.problem(
                 "ForeignObject",
-                f"{_named(kind, wanted)} exists and is not the bank's for this pool, so it is left alone: remove or"
+                f"{named(kind, wanted)} exists and is not the bank's for this pool, so it is left alone: remove or"
                 f" rename it, or hand it over by the labels {MANAGED_BY_LABEL}={MANAGED_BY} and those of the pool",
             )
         elif "deletionTimestamp" in found["metadata"]:
-            self.problem("Deleting", f"{_named(kind, wanted)} is being deleted: it is made anew when it is gone")
+            self.problem("Deleting", f"{named(kind, wanted)} is being deleted: it is made anew when it is gone")
         else:
             await self._repair(kind, found, wanted)
 
     async def _create(self, kind: Kind, wanted: Object) -> None:
         self._view.absorb(kind, await self._connection.create(kind, wanted))
-        self.changed.append(_named(kind, wanted))
+        self.changed.append(named(kind, wanted))
 
     async def _repair(self, kind: Kind, found: Object, wanted: Object) -> None:
-        name = _named(kind, wanted)
+        name = named(kind, wanted)
         if (found["spec"].get("stopPolicy") or "None") != "None":
             policy = found["spec"]["stopPolicy"]
             self.problem("Stopped", f"{name} is stopped ({policy}), so nothing new is admitted: set stopPolicy to None")
@@ -219,7 +216,7 @@ class _Run:
             CLUSTER_QUEUE, metadata["name"], None, relaxed(), version=metadata["resourceVersion"]
         )
         self._view.absorb(CLUSTER_QUEUE, written)
-        self.changed.append(_named(CLUSTER_QUEUE, found))
+        self.changed.append(named(CLUSTER_QUEUE, found))
 
     def _is_fought(self, name: str, field: str, now: float) -> bool:
         times = self._repairs[name, field]
@@ -227,7 +224,7 @@ class _Run:
 
     async def _repoint(self, found: Object, wanted: Object) -> None:
         """Make a LocalQueue anew whose ClusterQueue is another: Kueue does not let it be changed."""
-        name, metadata = _named(LOCAL_QUEUE, wanted), found["metadata"]
+        name, metadata = named(LOCAL_QUEUE, wanted), found["metadata"]
         place = (metadata["namespace"], metadata["name"])
         holding = [each for each in self._view.users(found["spec"]["clusterQueue"]) if each.reserved]
         if any((each.namespace, each.queue) == place for each in holding):
@@ -249,13 +246,13 @@ class _Run:
                 body
                 for body in list(self._view.objects(kind))
                 if queues.belongs(body, pool)
-                and _named(kind, body) not in wanted.get(kind, set())
+                and named(kind, body) not in wanted.get(kind, set())
                 and "deletionTimestamp" not in body["metadata"]
             ]
             await self.each(self.retire_one(kind, body) for body in obsolete)
 
     async def retire_one(self, kind: Kind, body: Object) -> None:
-        name, found = _named(kind, body), body
+        name, found = named(kind, body), body
         for _ in range(_TRIES):
             if reason := self._use_of(kind, found):
                 message = f"{name} is no longer wanted but {reason}: it is removed when that has ended"
@@ -293,7 +290,21 @@ class _Run:
         await self._connection.delete(
             kind, metadata["name"], metadata.get("namespace"), version=metadata["resourceVersion"]
         )
-        self.changed.append(_named(kind, body))
+        self.changed.append(named(kind, body))
+
+
+def _is_as_wanted(want: Want, found: Object) -> bool:
+    """Whether there is nothing to do about an object, and nothing to say."""
+    kind, _, wanted = want
+    return (
+        queues.belongs(found, _pool_of(wanted))
+        and "deletionTimestamp" not in found["metadata"]
+        and (found["spec"].get("stopPolicy") or "None") == "None"
+        and (kind != LOCAL_QUEUE or found["spec"]["clusterQueue"] == wanted["spec"]["clusterQueue"])
+        # Strict for a moment, which must end: that is seen to in every pass.
+        and IN_ORDER_ANNOTATION not in (found["metadata"].get("annotations") or {})
+        and not _drift(kind, found, wanted)
+    )
 
 
 def _drift(kind: Kind, found: Object, wanted: Object) -> Object:
@@ -365,9 +376,3 @@ def _fields(change: Object) -> list[str]:
 
 def _pool_of(wanted: Object) -> str:
     return str(wanted["metadata"]["labels"][POOL_LABEL])
-
-
-def _named(kind: Kind, body: Object) -> str:
-    metadata = body["metadata"]
-    place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
-    return f"{kind}/{place}{metadata['name']}"

@@ -1,6 +1,6 @@
 """The caches of everything that facts are made of, and which of it concerns a pool."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -49,6 +49,10 @@ class View:
         self.pods: Cache[PodEntry] = Cache(source, POD, read_pod, selectors=_UNFINISHED)
         self.nodes: Cache[NodeEntry] = Cache(source, NODE, read_node)
         self.jobs: Cache[JobEntry] = Cache(source, JOB, read_job)
+        self._users = _Users()
+        self._hearing = ExitStack()
+        self._hearing.enter_context(self.workloads.heard_by(self._users.hear))
+        self._leading: tuple[int, dict[str, list[_Place]]] = -1, {}
         self._places: tuple[tuple[int, int], dict[str, _Places]] = (-1, -1), {}
         self._by_kind: dict[Kind, Cache[Object]] = {
             cache.kind: cache for cache in (self.queues, self.local_queues, self.flavors, self.cohorts)
@@ -113,17 +117,17 @@ class View:
 
     def users(self, queue: str) -> list[WorkloadEntry]:
         """Return the unfinished Workloads that hold quota of a ClusterQueue or wait for it."""
-        leading = {
-            (body["metadata"]["namespace"], body["metadata"]["name"])
-            for body in self.local_queues
-            if body["spec"].get("clusterQueue") == queue
-        }
-        return [
-            entry
-            for entry in self.workloads
-            if not entry.finished
-            and (entry.cluster_queue == queue if entry.reserved else (entry.namespace, entry.queue) in leading)
-        ]
+        return self._users.of(queue, self._leading_to(queue))
+
+    def _leading_to(self, queue: str) -> "Sequence[_Place]":
+        """Return the LocalQueues that lead to a ClusterQueue; put together anew only when one has changed."""
+        if self._leading[0] != self.local_queues.edits:
+            found: dict[str, list[_Place]] = {}
+            for body in self.local_queues:
+                place = body["metadata"]["namespace"], body["metadata"]["name"]
+                found.setdefault(body["spec"].get("clusterQueue", ""), []).append(place)
+            self._leading = self.local_queues.edits, found
+        return self._leading[1].get(queue, ())
 
     @contextmanager
     def heard_by(self, listener: Listener) -> Iterator[None]:
@@ -137,6 +141,38 @@ class View:
             stack.enter_context(self.nodes.heard_by(listener))
             stack.enter_context(self.jobs.heard_by(listener))
             yield
+
+
+_Place = tuple[str, str]
+"""Namespace and name of a LocalQueue."""
+
+
+class _Users:
+    """Unfinished Workloads by the queue whose quota they hold or wait for: asked for at every raise of a quota."""
+
+    def __init__(self) -> None:
+        self._holding: dict[str, dict[str, WorkloadEntry]] = {}
+        self._waiting: dict[_Place, dict[str, WorkloadEntry]] = {}
+
+    def hear(self, before: WorkloadEntry | None, after: WorkloadEntry | None) -> None:
+        """Follow a change."""
+        if before is not None and not before.finished:
+            if before.reserved:
+                self._holding[before.cluster_queue].pop(before.uid, None)
+            else:
+                self._waiting[before.namespace, before.queue].pop(before.uid, None)
+        if after is not None and not after.finished:
+            if after.reserved:
+                self._holding.setdefault(after.cluster_queue, {})[after.uid] = after
+            else:
+                self._waiting.setdefault((after.namespace, after.queue), {})[after.uid] = after
+
+    def of(self, queue: str, leading: Sequence[_Place]) -> list[WorkloadEntry]:
+        """Return who holds quota of a ClusterQueue, and who waits in the LocalQueues that lead to it."""
+        found = [*self._holding.get(queue, {}).values()]
+        for place in leading:
+            found += self._waiting.get(place, {}).values()
+        return found
 
 
 class _Places(NamedTuple):

@@ -92,11 +92,12 @@ def facts(
     nodes: Iterable[NodeEntry] = (),
     jobs: Mapping[str, JobEntry] | None = None,
     own: Object | None = None,
+    borrow: Object | None = None,
     flavor: Object | None = None,
     reader: PoolReader | None = None,
     at: datetime = NOW,
 ) -> PoolFacts:
-    both = {body["metadata"]["name"]: body for body in (own or queue(Side.OWN, 16), queue(Side.BORROW, 0))}
+    both = {body["metadata"]["name"]: body for body in (own or queue(Side.OWN, 16), borrow or queue(Side.BORROW, 0))}
     seen = Seen(
         queues=both,
         cohort=None,
@@ -123,7 +124,7 @@ def test_gpus_are_free_only_when_both_the_queue_and_the_workloads_say_so(told: i
     assert (found.nominal, found.reserved) == (16, want)
 
 
-STOPPED = {"cluster_queue": "ads.h100.own", "active": False, "conditions": holds("QuotaReserved", "Evicted")}
+STOPPED = {"cluster_queue": "ads.h100.borrow", "active": False, "conditions": holds("QuotaReserved", "Evicted")}
 
 
 @pytest.mark.parametrize(
@@ -156,11 +157,16 @@ STOPPED = {"cluster_queue": "ads.h100.own", "active": False, "conditions": holds
 def test_gpus_are_free_as_soon_as_nothing_can_use_them_although_kueue_still_books_them(
     entry: WorkloadEntry, pods: list[PodEntry], jobs: list[JobEntry], holds_gpus: bool
 ) -> None:
-    found = facts(entry, pods=pods, jobs={job.uid: job for job in jobs}, own=queue(Side.OWN, 16, 16 + 8))
+    told = queue(Side.BORROW, 16, 16 + 8)
+    found = facts(entry, pods=pods, jobs={job.uid: job for job in jobs}, borrow=told)
     (seen,) = found.workloads
-    own = found.queue("ads", Side.OWN)
-    assert own is not None
-    assert (seen.reserved, seen.gone, own.reserved) == (holds_gpus, not holds_gpus, 24 if holds_gpus else 8)
+    borrow = found.queue("ads", Side.BORROW)
+    assert borrow is not None
+    assert (seen.reserved, seen.gone, borrow.reserved) == (
+        holds_gpus,
+        not (holds_gpus or pods),
+        24 if holds_gpus else 8,
+    )
 
 
 def test_a_finished_workload_is_told_for_a_while_and_reserves_nothing() -> None:
