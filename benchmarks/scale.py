@@ -18,6 +18,7 @@ as a watch tells, and when its Reclaim began, as Temporal tells. What lies betwe
 import argparse
 import asyncio
 import contextlib
+import json
 import sys
 import tempfile
 import time
@@ -211,7 +212,7 @@ async def _run_rates(report: Report, at: Bench, mixes: Sequence[Mix], seconds: f
                 raise
             report.figures["ended_early"] = f"{mix.rate:g}/s: {error}"
             break
-        _say(f"{mix.rate:g}/s: {figures_of(results[-1])['seconds_of']}")
+        _say(f"{mix.rate:g}/s: {json.dumps(figures_of(results[-1]))}")
     return results
 
 

@@ -18,6 +18,9 @@ def _command(context: Context) -> list[str]:
         # A member alone wins every election; it need not wait a second before it stands for one.
         "--heartbeat-interval=20",
         "--election-timeout=200",
+        # The API server sends bookmarks of a kind that nothing has happened to only once etcd told of progress. The
+        # default of 10 minutes leaves such watches silent, and who takes silence for a dead connection loses sight.
+        "--watch-progress-notify-interval=5s",
         f"--listen-client-urls={client}",
         f"--advertise-client-urls={client}",
         f"--listen-peer-urls={peer}",
