@@ -19,7 +19,7 @@ from typing import Final
 
 from gpubank.decide.desk import Desk, kueue_order, waits_for_quota
 from gpubank.decide.fit import Room, pod_size, unplaced
-from gpubank.decide.slack import Source, Till, borrowed, overhang, surplus_limit
+from gpubank.decide.slack import Source, Till, borrowed, headroom, overhang, surplus_limit
 from gpubank.decide.use import unbacked
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandKind
@@ -200,6 +200,7 @@ def offer_loans(desk: Desk) -> None:
     gang = gathering(desk)
     if gang is not None:
         _gather(desk, gang)
+    left = headroom(desk)
     room = room_for(desk)
     till = Till.of(desk)
     # Nobody for whom there is not enough now could be offered anything later: what is there only becomes less.
@@ -207,8 +208,9 @@ def offer_loans(desk: Desk) -> None:
     for workload in _in_turn(desk, [each for each in asking if gang is None or each.key.uid != gang.key.uid]):
         if till.available(workload.group, workload.gpus) < workload.gpus:
             continue
-        if not room.holds(workload.pods, pod_size(workload)):
+        if workload.gpus > left or not room.holds(workload.pods, pod_size(workload)):
             continue
+        left -= workload.gpus
         parts = till.sources(workload.group, workload.gpus)
         room.take(workload.pods, pod_size(workload))
         for part in parts:
@@ -257,7 +259,7 @@ def _offer(desk: Desk, workload: WorkloadFacts, parts: list[Source]) -> None:
 
 def _gather(desk: Desk, gang: WorkloadFacts) -> None:
     """Add to the gang's offers what slack there is, up to its request."""
-    missing = gang.gpus - sum(line.gpus for line in desk.books.lines_of(gang.key.uid))
+    missing = min(gang.gpus - sum(line.gpus for line in desk.books.lines_of(gang.key.uid)), headroom(desk))
     parts = Till.of(desk).sources(gang.group, missing) if missing > 0 else []
     if parts:
         _offer(desk, gang, parts)

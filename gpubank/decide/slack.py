@@ -90,23 +90,28 @@ def physical(desk: Desk) -> int:
 
 
 def overhang(desk: Desk) -> int:
-    """GPUs that are reserved or lent beyond what the pool's nodes have; 0 while they have all of it.
+    """GPUs that are reserved or lent beyond what the pool's nodes have; 0 while they have all of it."""
+    return max(-headroom(desk), 0)
 
-    Quotas in sum never exceed the capacity, so there is none unless nodes are missing.
+
+def headroom(desk: Desk) -> int:
+    """GPUs of the pool's nodes that are neither reserved nor lent; below 0 where missing nodes had some that are.
+
+    Quotas in sum never exceed the capacity, so only where nodes are missing is it less than quotas let anybody have.
     """
-    return desk.once("overhang", lambda: _overhang(desk))
+    return desk.once("headroom", lambda: _headroom(desk))
 
 
-def _overhang(desk: Desk) -> int:
+def _headroom(desk: Desk) -> int:
     have = physical(desk)
     if have >= desk.terms.capacity:
-        return 0
+        return desk.terms.capacity
     lent = sum(
         line.gpus
         for line in desk.books.lines
         if (line.state is not LineState.OFFERED or line.replaces is None) and not line.is_chosen
     )  # a novation is counted once, and so is own work that holds its quota still
-    return max(sum(desk.reserved(group, Side.OWN) for group in desk.groups) + lent - have, 0)
+    return have - sum(desk.reserved(group, Side.OWN) for group in desk.groups) - lent
 
 
 def lendable_surplus(desk: Desk) -> int:

@@ -113,6 +113,23 @@ def test_nodes_that_come_back_in_time_end_the_demand_and_the_job_runs_on() -> No
     assert (model.jobs["x"].active, model.jobs["x"].nodes) == (True, [lost])
 
 
+def test_a_loan_for_which_the_nodes_that_are_left_have_no_gpus_is_not_offered_again_and_again() -> None:
+    """A pod of 7 has lost its node and fits nowhere: 7 GPUs of two nodes are free, and they are its own."""
+    groups = group_terms("a", 8), group_terms("b", 8), group_terms("c", 8)
+    model = Model(pool_terms(*groups, capacity=40), {f"n{number}": 8 for number in range(5)})
+    model.settle()
+    for name, gpus in (("a", 1), ("b", 2), ("c", 7)):
+        model.submit(f"own-{name}", name, OWN, 1, gpus)
+    model.settle()
+    model.submit("x", "a", BORROW, 1, 1)
+    model.submit("y", "a", BORROW, 1, 6)
+    model.settle()
+    lose(model, "n0", "n1", "n3")
+    assert model.settle() == [], "it comes to rest"
+    assert [(line.workload.uid, line.gpus) for line in model.books.lines] == [("y", 6)]
+    assert model.jobs["own-c"].reserved
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     own=st.lists(st.integers(1, 8), min_size=3, max_size=3),
