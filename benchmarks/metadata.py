@@ -43,6 +43,9 @@ LARGE: Final = 5000
 PAGE: Final = 500
 SHARED: Final = "gpubank-node"
 _STREAMS_PER_CONNECTION: Final = 50
+_BOOKMARK_EVERY: Final = 30.0
+"""Seconds of silence after which a watch is told how far the server is."""
+
 _LATEST: Final = 60.0
 """Seconds after the churn in which the last pods may still become known."""
 
@@ -88,7 +91,13 @@ class PaperPods:
         queue: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
         self._watches.append((kind.name, queue))
         while True:
-            yield await queue.get()
+            try:
+                async with asyncio.timeout(_BOOKMARK_EVERY):
+                    change = await queue.get()
+            except TimeoutError:
+                # As a real server: who hears nothing for two minutes takes what it knows for too old.
+                change = "BOOKMARK", {"metadata": {"resourceVersion": str(self._version)}}
+            yield change
 
     def _asked(self, kind: Kind) -> None:
         self.requests[kind.name] = self.requests.get(kind.name, 0) + 1
