@@ -118,7 +118,7 @@ class Pools:
         end, fold = loop.time() + LINGER, FOLD
         self._lingering += 1
         try:
-            async with aclosing(self.quota.changes(pool, about)) as changes:  # type: ignore[type-var]
+            async with aclosing(self.quota.changes(pool, about)) as changes:
                 # Only the wait is cut off, never a look.
                 while loop.time() < end and await _within(end - loop.time(), changes.__anext__()):
                     await asyncio.sleep(fold)

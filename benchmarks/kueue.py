@@ -11,21 +11,19 @@ computes counts too.
 import asyncio
 import tempfile
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from benchmarks.report import Report, arguments, positive, ratio, spread
+from benchmarks.stage import bank_on_a_lab
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import POD, WORKLOAD, Kind, Object
-from gpubank.lab import Lab
-from gpubank.lab.postgres import Postgres
 from tests.contract.kueue_world import KueueWorld
 from tests.contract.world import JobRequest
 from tests.support.bank import Bank
-from tests.support.running import RunningBank, running_bank
+from tests.support.running import RunningBank
 
 NODE: Final = 8
 LOOK: Final = 0.05
@@ -87,15 +85,7 @@ async def _items(connection: Connection, kind: Kind, namespace: str) -> Sequence
 @asynccontextmanager
 async def _rounds(folder: Path) -> AsyncIterator[Rounds]:
     async with AsyncExitStack() as stack:
-        lab = Lab(f"bench-{uuid.uuid4().hex[:8]}", nodes=0)
-        stack.push_async_callback(asyncio.to_thread, lab.clean)
-        await asyncio.to_thread(lab.up)
-        postgres = Postgres()
-        stack.push_async_callback(asyncio.to_thread, postgres.close)
-        await asyncio.to_thread(postgres.start)
-        running = await stack.enter_async_context(
-            running_bank(lab, postgres.create_database(), folder / "bank", gated=False)
-        )
+        running = (await stack.enter_async_context(bank_on_a_lab(folder))).bank
         bank = await stack.enter_async_context(running.pool(folder))
         assert isinstance(bank.world, KueueWorld)
         rounds = Rounds(running, bank, bank.world)

@@ -5,7 +5,7 @@ queue is admitted and placed as soon as its quota is there.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 
 from benchmarks.worlds import World
@@ -87,7 +87,7 @@ class PaperPool:
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
         """Do nothing: whoever fits is in already."""
 
-    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield after every change, whatever it is about, and once at the start."""
         while True:
             yield

@@ -12,7 +12,6 @@ import asyncio
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.report import Report, arguments, percentile, positive, ratio, spread
+from benchmarks.stage import bank_on_a_lab
 from benchmarks.timeline import Moment, timeline
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, POD, RESOURCE_FLAVOR, WORKLOAD, Kind, Object
@@ -37,13 +37,10 @@ from gpubank.domain.contract import (
 )
 from gpubank.domain.pool import DEFAULT_RESOURCE
 from gpubank.domain.recall import loan_id, reclaim_id
-from gpubank.lab import Lab
 from gpubank.lab.names import POOL_LABEL
-from gpubank.lab.postgres import Postgres
 from tests.contract.kueue_world import KueueWorld, kueue_world
 from tests.contract.world import JobRequest
 from tests.support.bank import TRAINEE, Bank
-from tests.support.running import RunningBank, running_bank
 
 GPUS: Final = 8
 LOOK: Final = 0.02
@@ -257,15 +254,7 @@ def _typed(kind: Kind, body: Object) -> Object:
 async def sides(folder: Path) -> AsyncIterator[tuple[BankSide, KueueSide]]:
     """Start lab, PostgreSQL, Temporal and the bank, and make a pool for each side."""
     async with AsyncExitStack() as stack:
-        lab = Lab(f"bench-{uuid.uuid4().hex[:8]}", nodes=0)
-        stack.push_async_callback(asyncio.to_thread, lab.clean)
-        await asyncio.to_thread(lab.up)
-        postgres = Postgres()
-        stack.push_async_callback(asyncio.to_thread, postgres.close)
-        await asyncio.to_thread(postgres.start)
-        running: RunningBank = await stack.enter_async_context(
-            running_bank(lab, postgres.create_database(), folder / "bank", gated=False)
-        )
+        lab, _, running = await stack.enter_async_context(bank_on_a_lab(folder))
         bank = await stack.enter_async_context(running.pool(folder))
         assert isinstance(bank.world, KueueWorld)
         peer = await stack.enter_async_context(kueue_world(lab))

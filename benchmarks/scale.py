@@ -22,7 +22,6 @@ import json
 import sys
 import tempfile
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -36,6 +35,7 @@ from benchmarks.scale_meters import Audit, Meter, Turns
 from benchmarks.scale_pool import CLUSTER, NODE, POOL, Plan, agreements, create_all, namespaces, standing_work, until
 from benchmarks.scale_results import Result, figures_of, tell, titles
 from benchmarks.scale_traffic import Ledgered, Mix, Sight, Traffic, outcome
+from benchmarks.stage import bank_on_a_lab
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import BANK_KINDS, CLUSTER_QUEUE
 from gpubank.adapters.kubernetes.kueue import queues
@@ -43,9 +43,8 @@ from gpubank.domain.errors import BankError
 from gpubank.domain.recall import reclaim_id
 from gpubank.lab import Lab
 from gpubank.lab.errors import LabError
-from gpubank.lab.postgres import Postgres
 from tests.support.restricted import port
-from tests.support.running import RunningBank, running_bank
+from tests.support.running import RunningBank
 
 PATIENCE: Final = 1800.0
 DRAIN: Final = 90.0
@@ -76,15 +75,7 @@ class Bench:
 async def bench(folder: Path, plan: Plan) -> AsyncIterator[Bench]:
     """Start everything; the pool is empty yet."""
     async with AsyncExitStack() as stack:
-        lab = Lab(f"scale-{uuid.uuid4().hex[:8]}", nodes=0)
-        stack.push_async_callback(asyncio.to_thread, lab.clean)
-        await asyncio.to_thread(lab.up)
-        postgres = Postgres()
-        stack.push_async_callback(asyncio.to_thread, postgres.close)
-        await asyncio.to_thread(postgres.start)
-        running = await stack.enter_async_context(
-            running_bank(lab, postgres.create_database(), folder / "bank", gated=False)
-        )
+        lab, postgres, running = await stack.enter_async_context(bank_on_a_lab(folder, "scale"))
         connection = await stack.enter_async_context(Connection.open(lab.kubeconfig))
         state = lab.state
         assert state is not None

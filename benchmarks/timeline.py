@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
 
@@ -25,9 +26,8 @@ class Moment(NamedTuple):
 async def timeline(client: Client, name: str, workflow: str, since: datetime) -> AsyncIterator[Moment]:
     """Yield the last run's moments after `since`, shown as `name`."""
 
-    def offset(event: object) -> float:
-        moment: datetime = event.event_time.ToDatetime(tzinfo=since.tzinfo)  # type: ignore[attr-defined]
-        return (moment - since).total_seconds()
+    def offset(event: HistoryEvent) -> float:
+        return (event.event_time.ToDatetime(tzinfo=since.tzinfo) - since).total_seconds()
 
     scheduled: dict[int, tuple[str, float]] = {}
     started: dict[int, float] = {}

@@ -1,6 +1,6 @@
 """What the bank needs from the outside, in its own words. One contract suite per port, run on every adapter."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -70,7 +70,7 @@ class QuotaBackend(Protocol):
         """Have a waiting Workload considered at once, ahead of the scheduler's own batch; best effort."""
         ...
 
-    def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+    def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield whenever the pool's facts may have changed, and once at the start; bursts may be folded.
 
         With `about` whoever asks wants to hear only what may concern that Workload, its pods or its queue; more is

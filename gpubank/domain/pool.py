@@ -217,10 +217,6 @@ class GPUPoolSpec(ApiModel):
     freeze: Freeze | None = None
     """Set it to leave everything as it is."""
 
-    def share_of(self, group: str) -> Share | None:
-        """Return the group's share, or None if the pool gives it none."""
-        return next((share for share in self.shares if share.business_group == group), None)
-
     @property
     def guaranteed_by_shares(self) -> int:
         """GPUs that the shares may have guaranteed in all; more than `capacity` cannot all be in force."""

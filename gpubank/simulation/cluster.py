@@ -14,7 +14,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -169,7 +169,7 @@ class SimulatedCluster:
         if found is not None and found.eligible:
             self._jobs.reconsider(found)
 
-    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield whenever the facts may have changed, whatever they are about, and once at the start."""
         async for _ in self._pulse.follow():
             yield

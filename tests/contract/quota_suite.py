@@ -215,7 +215,7 @@ class QuotaBackendSuite(LoanMechanics):
         await self._follow(bench, changes, lambda facts: queue(facts, "ads").fenced >= revision)
         await bench.job("ads", "train")
         await self._follow(bench, changes, placed("train"))
-        await changes.aclose()  # type: ignore[attr-defined]
+        await changes.aclose()
 
     async def _follow(self, bench: Bench, changes: object, holds: Callable[[PoolFacts], object]) -> None:
         """Look only when woken; time goes on meanwhile."""

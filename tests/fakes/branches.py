@@ -6,7 +6,7 @@ the pool's name.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -73,8 +73,8 @@ class Branches:
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
         await self.cluster(pool).nudge(pool, workload)
 
-    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
-        async with contextlib.aclosing(self.cluster(pool).changes(pool, about)) as changes:  # type: ignore[type-var]
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
+        async with contextlib.aclosing(self.cluster(pool).changes(pool, about)) as changes:
             async for _ in changes:
                 yield
 

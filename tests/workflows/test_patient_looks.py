@@ -1,6 +1,6 @@
 """How a step waits for what it needs: looks at what concerns it, and seldom where a look costs much."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ class Restless:
     def __init__(self) -> None:
         self.asked: list[WorkloadKey | None] = []
 
-    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         self.asked.append(about)
         while True:
             yield

@@ -113,7 +113,7 @@ async def test_a_loop_that_always_has_more_to_decide_gives_a_sign_as_long_as_it_
     async def refused(transaction: Transaction) -> Books:
         raise ConflictError("somebody else was first")
 
-    bank.ledger.commit = refused  # type: ignore[method-assign]
+    monkeypatch.setattr(bank.ledger, "commit", refused)
     await bank.agree(a={"guaranteed": 4, "borrowLimit": 8}, b=EIGHT)
     await bank.controller.reconcile()
     await bank.controller.stop()

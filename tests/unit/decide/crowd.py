@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import timedelta
 from types import MappingProxyType
+from typing import Any
 
 from gpubank.decide.desk import Desk
 from gpubank.decide.recall import RecallPlan
@@ -66,9 +67,9 @@ def ended(job: Job) -> Job:
     return job
 
 
-def taken(**how: object) -> Model:
+def taken(**how: Any) -> Model:
     """A pool in which `low` has just been taken and switched off, and still holds quota and pods."""
-    model = crowded(**how)  # type: ignore[arg-type]
+    model = crowded(**how)
     runs(model)
     model.notice = False
     while model.jobs["low"].active:

@@ -1,6 +1,7 @@
 """Own work that is being stopped for more important work of its group: what stands for it, and how it comes back."""
 
 from datetime import timedelta
+from typing import Any
 
 from gpubank.decide.comeback import may_come_back
 from gpubank.decide.compile import nominals, revisions
@@ -193,9 +194,9 @@ def test_its_group_has_nothing_idle_while_it_is_stopped() -> None:
 # ---- back
 
 
-def parked(**how: object) -> Model:
+def parked(**how: Any) -> Model:
     """A pool in which `high` runs in the place of `low`."""
-    model = crowded(**how)  # type: ignore[arg-type]
+    model = crowded(**how)
     model.notice = False
     model.settle()
     assert model.jobs["high"].reserved

@@ -79,8 +79,6 @@ def test_a_pool_may_promise_more_than_it_has_for_that_is_a_condition_and_no_refu
         capacity=8, shares=(Share(business_group="a", guaranteed=6), Share(business_group="b", guaranteed=6))
     )
     assert pool.guaranteed_by_shares == 12
-    assert pool.share_of("b") == Share(business_group="b", guaranteed=6)
-    assert pool.share_of("c") is None
 
 
 def lease(until: datetime, *, approved: ConditionStatus = ConditionStatus.TRUE, judged: int = 1) -> CapacityLease:

@@ -11,7 +11,7 @@ the reservations told with it include everything that the old quota admitted.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -154,7 +154,7 @@ class KueueBackend:
         if any(each.uid == workload.uid for each in entries):
             await self._order.open(queue, entries)
 
-    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncIterator[None]:
+    async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start.
 
         With `about` only what may concern that Workload is told: in a pool of thousands something changes all the time.

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
+from typing import cast
 
 import pytest
 
 from benchmarks.paper_cluster import PaperCluster
 from benchmarks.worlds import CLUSTER, POOL, SIZE, Size, workload, world
+from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kueue.backend import FOLD, KueueBackend
 from gpubank.adapters.kubernetes.kueue.view import View
 from gpubank.domain.contract import Side
@@ -27,7 +29,7 @@ def cluster() -> PaperCluster:
 
 @pytest.fixture
 async def backend(cluster: PaperCluster) -> AsyncIterator[KueueBackend]:
-    async with KueueBackend(cluster, cluster=CLUSTER) as backend:  # type: ignore[arg-type]
+    async with KueueBackend(cast(Connection, cluster), cluster=CLUSTER) as backend:
         yield backend
 
 
@@ -51,7 +53,7 @@ async def test_who_waits_for_one_workload_hears_of_it_its_pods_and_its_queue_and
     cluster.add(mine)
     cluster.add(other)
     await see(backend, lambda facts: len(facts.workloads) == 5 and at_rest(facts), "both jobs, and no fence")
-    async with aclosing(backend.changes(POOL, mine.key)) as changes:  # type: ignore[type-var]
+    async with aclosing(backend.changes(POOL, mine.key)) as changes:
         await anext(changes)
         news = asyncio.ensure_future(anext(changes))
         cluster.admit(other, "node-000000", datetime.now(UTC))
@@ -65,7 +67,7 @@ async def test_who_waits_for_one_workload_hears_of_it_its_pods_and_its_queue_and
 async def test_of_a_workload_that_is_not_seen_every_queue_is_told(cluster: PaperCluster, backend: KueueBackend) -> None:
     gone, other = workload("gone", "g0000", Side.OWN), workload("other", "g0001", Side.OWN)
     cluster.add(other)
-    async with aclosing(backend.changes(POOL, gone.key)) as changes:  # type: ignore[type-var]
+    async with aclosing(backend.changes(POOL, gone.key)) as changes:
         await anext(changes)
         cluster.admit(other, "node-000000", datetime.now(UTC))
         await asyncio.wait_for(anext(changes), 10)
