@@ -1,9 +1,8 @@
-"""Own work that makes room for more important work of its group, and when it comes back.
+"""Own work that makes room for more important work of its group; `decide.comeback` says when it comes back.
 
     may make room   reserved, of a class that onlyPreempt names, suspendable, of lower priority; serving work never
     is owed         waiting own work that fits what is left of the guarantee, or does so once such work is stopped:
                     in the scheduler's order, each victim counting for one of them
-    comes back      once it fits the guarantee after all owed work that is before it, and no demand gathers GPUs
 
 Under `withinGroup: Never` nobody makes room, and nothing is owed for it; who is stopped comes back as ever.
 """
