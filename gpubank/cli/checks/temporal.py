@@ -1,5 +1,6 @@
 """Temporal: whether it answers, knows the bank's search attributes, and has workers that listen."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
@@ -32,6 +33,12 @@ UNVERSIONED: Final = ("", "")
 POLLED_LATELY: Final = timedelta(seconds=100)
 """A poll lasts a minute; whoever has not begun one for longer is gone, and is listed for some minutes more."""
 
+LOOK_AGAIN: Final = 1.0
+"""Seconds until a queue that nobody listens on is looked at again: a server that has just taken the queue up, after a
+restart or as another build is given the work, has not heard from those who poll it."""
+
+LOOKS: Final = 4
+
 _WORKER: Final = "start the worker; until then processes stand still and nothing is lost"
 
 
@@ -51,7 +58,7 @@ async def check_temporal(settings: Settings) -> list[Check]:
         (cluster_queue(settings.cluster.name), TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, "what touches the cluster"),
     ]
     for name, kind, what in queues:
-        checks.append(await _asked(lambda: _pollers(client, name, kind, what)))  # noqa: B023
+        checks.append(await _asked(lambda: _listeners(client, name, kind, what)))  # noqa: B023
     return checks
 
 
@@ -92,6 +99,15 @@ async def _attributes(client: Client, settings: Settings) -> Check:
     if wrong := [name for name, kind in wanted.items() if known[name] != kind]:
         return fail(AREA, f"search attributes are of another type: {', '.join(wrong)}", "remove and register them anew")
     return ok(AREA, f"{len(wanted)} search attributes are registered")
+
+
+async def _listeners(client: Client, queue: str, kind: TaskQueueType.ValueType, what: str) -> Check:
+    for _ in range(LOOKS - 1):
+        found = await _pollers(client, queue, kind, what)
+        if found.level != "FAIL":
+            return found
+        await asyncio.sleep(LOOK_AGAIN)
+    return await _pollers(client, queue, kind, what)
 
 
 async def _pollers(client: Client, queue: str, kind: TaskQueueType.ValueType, what: str) -> Check:

@@ -163,6 +163,8 @@ class FakeTemporal:
         self.known = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL}
         self.pollers = {"bank": ["w-1"], "cluster-local": ["w-1", "w-2"]}
         self.current = ""
+        self.deaf = 0
+        """How often it still says that nobody polls."""
         self.refusals: dict[str, RPCError] = {}
         self.workflow_service = self.operator_service = self
 
@@ -177,7 +179,8 @@ class FakeTemporal:
         return SimpleNamespace(custom_attributes=self.known)
 
     async def describe_task_queue(self, request: Any, *, timeout: Any) -> Any:
-        names = self.pollers.get(request.task_queue.name, [])
+        names = self.pollers.get(request.task_queue.name, []) if not self.deaf else []
+        self.deaf = max(0, self.deaf - 1)
         answer = DescribeTaskQueueResponse(pollers=[self._poller(name) for name in names])
         if self.current:
             answer.versioning_info.current_deployment_version.deployment_name = "gpubank"
@@ -208,6 +211,7 @@ def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTemporal:
         return SimpleNamespace(temporal=found)
 
     monkeypatch.setattr(temporal, "BankClient", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(temporal, "LOOK_AGAIN", 0.0)
     return found
 
 
@@ -238,6 +242,13 @@ async def test_a_worker_that_is_missing_is_named_by_its_queue(server: FakeTempor
     server.pollers = {"bank": ["w-1"]}
     (failed,) = bad(await temporal.check_temporal(Settings.load()))
     assert failed.message == "no worker listens on task queue 'cluster-local' (what touches the cluster)"
+
+
+async def test_a_worker_whose_first_poll_the_server_has_not_heard_yet_is_not_called_missing(
+    server: FakeTemporal,
+) -> None:
+    server.deaf = 2
+    assert bad(await temporal.check_temporal(Settings.load())) == []
 
 
 async def test_a_versioned_worker_that_is_not_current_is_named_with_the_command_that_makes_it_so(
