@@ -75,19 +75,10 @@ class Bench:
 async def bench(folder: Path, plan: Plan) -> AsyncIterator[Bench]:
     """Start everything; the pool is empty yet."""
     async with AsyncExitStack() as stack:
-        lab, postgres, running = await stack.enter_async_context(bank_on_a_lab(folder, "scale"))
+        stage = await stack.enter_async_context(bank_on_a_lab(folder, "scale"))
+        lab, _, running = stage
         connection = await stack.enter_async_context(Connection.open(lab.kubeconfig))
-        state = lab.state
-        assert state is not None
-        pids = {record.component: record.pid for record in state.processes}
-        for name, pid in (
-            ("worker", running.processes.worker.pid),
-            ("controller", running.processes.controller.pid),
-            ("temporal", running.server.pid),
-        ):
-            assert pid is not None
-            pids[name] = pid
-        pids["postgresql"] = int((postgres.data / "postmaster.pid").read_text().split()[0])
+        pids = stage.pids()
         sight, books = Sight(connection), Ledgered(running.ledger)
         audit, turns = Audit(lab.log("audit")), Turns(port(running.processes, "controller"))
         yield Bench(lab, running, connection, plan, sight, books, Traffic(connection, plan, books), pids, audit, turns)

@@ -19,6 +19,19 @@ class Stage(NamedTuple):
     postgres: Postgres
     bank: RunningBank
 
+    def pids(self) -> dict[str, int]:
+        """Return the process of every program that runs now, by its name."""
+        state, processes = self.lab.state, self.bank.processes
+        assert state is not None
+        found = {record.component: record.pid for record in state.processes}
+        beside = {
+            "worker": processes.worker.pid if processes.worker.alive else None,
+            "controller": processes.controller.pid if processes.controller.alive else None,
+            "temporal": self.bank.server.pid,
+            "postgresql": int((self.postgres.data / "postmaster.pid").read_text().split()[0]),
+        }
+        return found | {name: pid for name, pid in beside.items() if pid is not None}
+
 
 @asynccontextmanager
 async def bank_on_a_lab(folder: Path, name: str = "bench") -> AsyncIterator[Stage]:
