@@ -304,6 +304,13 @@ def test_a_lease_that_is_not_in_force_says_why(lease: CapacityLease, reason: str
     assert judged(lease) == ([reason], [])
 
 
+def test_a_lease_that_is_too_long_says_when_it_may_end() -> None:
+    for made in (format_instant(NOW), None):
+        wanted = wish({**JOB, "until": format_instant(NOW + 3 * HOUR)}, metadata={"creationTimestamp": made})
+        verdict = agree("local", POOLS, GROUPS, POLICIES, [wanted], now=NOW).verdicts["CapacityLease", wanted.key]
+        assert [problem.remedy for problem in verdict.problems] == [f"write at most {format_instant(NOW + 2 * HOUR)}"]
+
+
 def test_leases_of_gpus_together_stay_within_what_the_group_may_borrow() -> None:
     older = wish({"pool": POOL, "gpus": 5}, name="z-older", metadata={"creationTimestamp": format_instant(NOW - HOUR)})
     older = older.model_copy(update={"spec": older.spec.model_copy(update={"until": NOW + timedelta(minutes=30)})})

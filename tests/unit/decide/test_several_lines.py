@@ -121,6 +121,26 @@ def test_asking_what_there_is_promises_nothing_and_taking_it_does() -> None:
     assert (till.available("a", 12), till.most) == (8, 16)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "room", "sources"),
+    [
+        (0, 9, []),
+        (8, 9, [Source("b", 8)]),
+        (9, 9, [Source("b", 8), Source("c", 1)]),
+        (16, 9, [Source("b", 8), Source("c", 1)]),
+        (16, 8, [Source("b", 8)]),
+        (16, 1, [Source("b", 1)]),
+        (16, 0, []),
+    ],
+)
+def test_lenders_are_asked_until_it_is_enough_or_the_borrower_has_all_that_it_may(
+    gpus: int, room: int, sources: list[Source]
+) -> None:
+    till = Till.of(desk(pool()))
+    assert till.sources("a", gpus, room=room) == sources
+    assert till.available("a", gpus, room=room) == sum(source.gpus for source in sources)
+
+
 def test_what_a_group_lends_to_itself_it_lends_to_nobody_else() -> None:
     till = Till.of(desk(pool()))
     till.take(Source("b", 6), "b")
