@@ -92,6 +92,15 @@ def test_a_recall_that_only_a_lease_stands_against_says_whose_and_until_when() -
     assert plan.retry_at == NOW + HOUR
 
 
+def test_those_whom_leases_keep_are_named_in_the_order_of_their_uids() -> None:
+    scene = Scene(group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8})
+    for uid in ("y", "x"):
+        scene.runs(uid, "a", {"b": 4})
+    leased(scene, lease("y"), lease("x"))
+    scene.wants(4)
+    assert scene.plan().leased == ("x", "y")
+
+
 def test_a_lease_that_has_ended_keeps_nobody() -> None:
     scene = leased(two_jobs(), lease("x", until=NOW))
     scene.wants(4)
