@@ -57,14 +57,40 @@ def test_a_single_gpu_is_taken_over_too() -> None:
 
 
 def test_what_somebody_has_to_spare_takes_over_one_line_and_not_two() -> None:
-    scene = Scene(group_terms("a", 0), group_terms("b", 8), group_terms("c", 4), nodes={"n0": 12})
+    groups = (group_terms("a", 0), group_terms("b", 8), *(group_terms(name, 4) for name in "ce"), group_terms("d", 0))
+    scene = Scene(*groups, nodes={"n0": 8, "n1": 8})
     for uid in ("x", "y"):
-        scene.runs(uid, "a", {"b": 4})
+        scene.runs(uid, "a", {"b": 4}, priority=1)
+    scene.runs("useless", "d", {"e": 4})
+    mark(scene, 2, demand="another")
     scene.wants(8)
     plan = scene.plan()
     assert (victims(plan), plan.complete) == (["x"], True)
     offered = [(line.lender, line.gpus) for line in scene.after(plan).lines if line.state is LineState.OFFERED]
     assert offered == [("c", 4)]
+
+
+@pytest.mark.parametrize(
+    ("cheap", "taken", "need", "stopped"),
+    [
+        pytest.param([1], False, 1, ["cheap-0"], id="to the last GPU"),
+        pytest.param([2], False, 4, ["first"], id="no more than the victim has"),
+        pytest.param([3, 3], False, 5, ["cheap-0", "cheap-1"], id="of two victims with two lines"),
+        pytest.param([3, 3], True, 5, [], id="no more than the line has that goes on"),
+    ],
+)
+def test_lines_are_swapped_as_far_as_both_reach(cheap: list[int], taken: bool, need: int, stopped: list[str]) -> None:
+    scene = Scene(group_terms("a", 0), group_terms("b", 8), group_terms("c", sum(cheap)), group_terms("d", 0),
+                  nodes={"n0": 8 + sum(cheap)})  # fmt: skip
+    for uid in ("first", "second"):
+        scene.runs(uid, "a", {"b": 4}, contract=NOTEBOOK)
+    for number, gpus in enumerate(cheap):
+        scene.runs(f"cheap-{number}", "d", {"c": gpus})
+    if taken:
+        mark(scene, 1, demand="another")
+    scene.wants(need)
+    plan = scene.plan()
+    assert (victims(plan), plan.complete) == (stopped, bool(stopped))
 
 
 def test_no_more_lines_are_swapped_than_are_needed() -> None:
@@ -81,15 +107,24 @@ def test_no_more_lines_are_swapped_than_are_needed() -> None:
     assert [line.lender for line in books.lines_of("second")] == ["b"]
 
 
-def test_swaps_of_two_victims_together_keep_the_lending_limit() -> None:
-    groups = (group_terms("b", 8, lending_limit=3), group_terms("c", 6), group_terms("d", 0))
-    scene = Scene(*groups, nodes={"n0": 8, "n1": 8})
+@pytest.mark.parametrize("limit", ["lending_limit", "borrow_limit"])
+def test_swaps_of_two_victims_together_keep_the_limits_of_a_loan_to_itself(limit: str) -> None:
+    scene = Scene(group_terms("b", 8, **{limit: 3}), group_terms("c", 6), group_terms("d", 0), nodes={"n0": 16})
     scene.runs("own-borrow", "b", {"b": 8}, contract=NOTEBOOK)
     for uid in ("cheap-1", "cheap-2"):
         scene.runs(uid, "d", {"c": 3})
     scene.runs("busy", "d", {SURPLUS: 2}, priority=9)
     scene.wants(4)
-    assert victims(scene.plan()) == ["own-borrow"], "d may hold three of b at most"
+    assert victims(scene.plan()) == ["own-borrow"], "three may be swapped, and no more"
+
+
+def test_a_swap_that_leaves_the_loan_with_its_lender_is_lent_to_nobody_else() -> None:
+    scene = Scene(group_terms("b", 8, lending_limit=1), group_terms("c", 2), group_terms("d", 0), nodes={"n0": 10})
+    scene.runs("own-borrow", "b", {"b": 8}, contract=NOTEBOOK)
+    scene.runs("cheap-1", "b", {"c": 1})
+    scene.runs("cheap-2", "d", {"c": 1})
+    scene.wants(2)
+    assert victims(scene.plan()) == ["cheap-1", "cheap-2"]
 
 
 def test_own_work_that_was_asked_is_let_go_where_borrowed_work_repays_all() -> None:
