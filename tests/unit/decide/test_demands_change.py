@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from gpubank.decide.demand import end_stale
+from gpubank.decide.demand import ASTRAY, end_stale
 from gpubank.decide.desk import Desk
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import Demand, DemandKind, DemandState
-from gpubank.domain.facts import Wait
+from gpubank.domain.facts import PoolFacts, Wait
 from gpubank.domain.loan import WorkloadKey
 from gpubank.domain.pool import Freeze
 from tests.unit.decide.lent import OWN_DEMAND, demand, edit, end, lent_out
@@ -51,6 +51,31 @@ def test_a_demand_ends_when_its_workload_waits_for_something_else(monkeypatch: p
     assert model.books.demand(OWN_DEMAND) is None
     reasons = [change.reason for transaction in model.last.transactions for change in transaction.demands]
     assert reasons == ["its Workload waits for something else (Check)"]
+
+
+def test_a_demand_outlives_what_a_scheduler_that_has_just_started_says_of_its_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = waiting()
+    facts, astray = model.facts, model.now
+    said = {"wait": Wait.OTHER, "waiting_since": astray}
+
+    def seen() -> PoolFacts:
+        found = facts()
+        workloads = (w.model_copy(update=said) if w.key.uid == "own" else w for w in found.workloads)
+        return found.model_copy(update={"workloads": tuple(workloads)})
+
+    monkeypatch.setattr(model, "facts", seen)
+    model.now = astray + ASTRAY - timedelta(milliseconds=1)
+    model.step()
+    assert demand(model).is_open
+    assert model.last.wake_at is not None
+    assert model.last.wake_at <= astray + ASTRAY
+    model.now = astray + ASTRAY
+    model.step()
+    assert model.books.demand(OWN_DEMAND) is None
+    reasons = [change.reason for transaction in model.last.transactions for change in transaction.demands]
+    assert reasons == ["its Workload waits for something else (Other)"]
 
 
 def test_nothing_is_tried_again_in_a_frozen_pool() -> None:
