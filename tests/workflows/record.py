@@ -141,6 +141,14 @@ async def own_side_returned_and_resumed(bank: FakeBank) -> WorkloadFacts:
     return low
 
 
+async def own_side_ended(bank: FakeBank) -> WorkloadFacts:
+    low = await _made_room(bank)
+    await bank.loan_in(low, LoanPhase.PARKED)
+    await bank.world.delete_job("serving", "low")
+    await bank.loan_in(low, LoanPhase.CLOSED)
+    return low
+
+
 async def own_side_released(bank: FakeBank) -> WorkloadFacts:
     bank.trainers.mood = Mood.SILENT
     low = await _made_room(bank)
@@ -169,6 +177,7 @@ SCENES: Final[tuple[Callable[[FakeBank], Awaitable[WorkloadFacts]], ...]] = (
     denied,
     given_back,
     own_side_returned_and_resumed,
+    own_side_ended,
     own_side_released,
     own_side_protected,
 )
