@@ -250,7 +250,7 @@ class Model:
                         return done
                     continue
                 job.active = False
-                job.mark = Mark(loan=f"loan/{job.uid}", term=victim_term(job), step="stop")
+                job.mark = Mark(loan=f"loan/{job.uid}", term=job.term, step="stop")
                 return f"stop {job.uid}"
         pledged = [line for line in self.books.lines if line.demand == demand_id]
         if demand.kind in WHOLE and not pledged and (demand.idle >= demand.gpus or demand.kind is DemandKind.PLACEMENT):
@@ -398,8 +398,3 @@ class Model:
 def kept(line: Line) -> LineState:
     """State of a line whose Workload runs on."""
     return LineState.RETURNED if line.is_own else LineState.GRANTED
-
-
-def victim_term(job: Job) -> int:
-    """Term in which a job runs."""
-    return job.mark.term if job.mark is not None else 1

@@ -77,3 +77,8 @@ class Job:
     def gpus(self) -> int:
         """What it asks for."""
         return self.pods * self.size
+
+    @property
+    def term(self) -> int:
+        """Term in which it runs."""
+        return self.mark.term if self.mark is not None else 1
