@@ -1,6 +1,7 @@
 """One pool as the activities see it: books, facts, terms and quotas behind one door."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -32,7 +33,8 @@ FOLD, LONGEST_FOLD = 0.02, 1.0
 """Seconds in which changes become one look; some looks change something themselves.
 
 In a pool where something changes all the time it is as long as all who linger would take for a look each: together they
-leave half of the processor to others, however large the pool and however many they are.
+leave half of the processor to others, however large the pool and however many they are. What a look waits for, as for
+the database, costs nobody anything and does not count.
 """
 
 MOST_LINGER: Final = 32
@@ -122,14 +124,14 @@ class Pools:
                 # Only the wait is cut off, never a look.
                 while loop.time() < end and await _within(end - loop.time(), changes.__anext__()):
                     await asyncio.sleep(fold)
-                    began = loop.time()
+                    began = time.thread_time()
                     try:
                         return await look()
                     except ApplicationError as error:
                         if error.type != NOT_YET or error.next_retry_delay is not None:
                             raise
                         last = error
-                    fold = fold_after(loop.time() - began, self._lingering)
+                    fold = fold_after(time.thread_time() - began, self._lingering)
         finally:
             self._lingering -= 1
         raise last
@@ -163,7 +165,7 @@ class Pools:
 
 
 def fold_after(took: float, lingering: int) -> float:
-    """Return the seconds until the next look after one that took so long, where so many linger."""
+    """Return the seconds until the next look after one of so many of processor time, where so many linger."""
     return min(max(took * lingering, FOLD), LONGEST_FOLD)
 
 

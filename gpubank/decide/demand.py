@@ -26,6 +26,12 @@ SETTLE: Final = timedelta(milliseconds=500)
 """How long a Workload must have waited before it is a demand, where the scheduler has not refused it in so many words:
 it considers waiting work every second, and what stands behind the head of its queue says nothing."""
 
+ASTRAY: Final = timedelta(seconds=10)
+"""How long a Workload must have waited for something unknown before nobody recalls for it any more.
+
+A scheduler that has just started calls queues inactive that it has not read yet, on a busy cluster for some seconds.
+"""
+
 TRY_AGAIN: Final = timedelta(minutes=5)
 """How long after a PARTIAL end a demand is tried again."""
 
@@ -88,6 +94,8 @@ def _check_workload(desk: Desk, demand: Demand, workload: WorkloadFacts | None) 
         _check_raised(desk, demand, workload)
     elif workload.reserved:
         change(desk, demand, DemandState.CANCELLED, "its Workload was admitted meanwhile")
+    elif workload.wait is Wait.OTHER and not desk.lasted(workload.waiting_since, ASTRAY):
+        pass
     elif workload.wait is not Wait.QUOTA:
         change(desk, demand, DemandState.CANCELLED, f"its Workload waits for something else ({workload.wait})")
     elif all(other.key.uid != workload.key.uid for other in desk.owed(demand.lender)):

@@ -92,9 +92,9 @@ def _judge(
         for pool in place.pools
         if made is None or term_problem(lease, now=made, max_lease=max_lease[pool.pool]) is None
     ]
-    if not fitting:
+    if made is not None and not fitting:
         longest = max(max_lease[pool.pool] for pool in place.pools)
-        problem = term_problem(lease, now=made or lease.spec.until, max_lease=longest)
+        problem = term_problem(lease, now=made, max_lease=longest)
         return Verdict(conditions.TOO_LONG, (problem,) if problem else ()), {}
     if not lease.approved:
         return _unapproved(lease), {}

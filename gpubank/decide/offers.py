@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
-from gpubank.decide.desk import FENCE_POLL, Desk, line_order, waits_for_quota
+from gpubank.decide.desk import Desk, line_order, waits_for_quota
 from gpubank.decide.fit import pod_size
 from gpubank.decide.lend import gathering, room_for
 from gpubank.decide.use import backing, spare
@@ -103,8 +103,6 @@ def settle_offers(desk: Desk) -> None:
                 _grant(desk, workload, lines)
             elif not gathers:
                 withdraw(desk, lines, "its nodes are taken")
-        else:
-            desk.wake(desk.now + FENCE_POLL)
 
 
 def _can_take(workload: WorkloadFacts) -> bool:
@@ -170,8 +168,6 @@ def settle_novations(desk: Desk) -> None:
             ]
             note = f"{line.lender} takes over {line.gpus} GPUs of {old.lender} for {line.workload.title}"
             desk.write(f"novate/{old.line_id}", note, moves=moves)
-        else:
-            desk.wake(desk.now + FENCE_POLL)
 
 
 def _stale_novation(desk: Desk, line: Line, old: Line | None) -> str:
@@ -181,7 +177,7 @@ def _stale_novation(desk: Desk, line: Line, old: Line | None) -> str:
         return "the line that it would replace has changed"
     if old.workload.uid != line.workload.uid or spare(desk, line.workload.uid) > 0:
         return "its Workload does not use the line that it would replace"
-    if old.demand is None or desk.books.demand(old.demand) is None:
+    if old.demand is None:
         return "nobody needs it any more"
     if desk.lasted(line.offered_at, STALE_OFFER):
         return "it could not be fenced in time"

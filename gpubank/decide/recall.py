@@ -321,12 +321,10 @@ class _Planner:
             piece = cuts.cut(line.line_id, gpus)
             cuts.swap(piece, cuts.cut(other.line_id, gpus))
             cuts.pledge(piece, mine)
-            kept.add(piece)
         for line, source in repayment.novations:
             piece = cuts.cut(line.line_id, source.gpus)
             cuts.novate(piece, source.lender)
             cuts.pledge(piece, mine)
-            kept.add(piece)
         for candidate in chosen:
             if not candidate.is_own:
                 continue

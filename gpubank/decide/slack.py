@@ -218,7 +218,8 @@ class Till:
         for lender in self._lenders():
             if gpus <= 0 or room <= 0:
                 break
-            if lender != borrower and (part := min(self._others[lender], gpus, room)) > 0:
+            if lender != borrower:
+                part = min(self._others[lender], gpus, room)
                 found.append(Source(lender, part))
                 gpus -= part
                 room -= part

@@ -1,5 +1,6 @@
 """How a step waits for what it needs: looks at what concerns it, and seldom where a look costs much."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+import activities.pools
 from activities.failures import not_yet
 from activities.pools import FOLD, LONGEST_FOLD, Pools, fold_after
 from activities.reclaims import ReclaimActivities
@@ -62,6 +64,27 @@ async def test_a_patient_look_says_what_it_is_about_and_ends_with_what_it_finds(
 
     assert await pools.patiently(POOL, look, about=about) == 4
     assert restless.asked == [about]
+
+
+async def test_a_look_that_waits_for_an_answer_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    restless, counted, answer = Restless(), list[float](), 0.5
+    parts: Any = restless
+    pools = Pools("local", quota=parts, ledger=parts, terms=parts)
+
+    def fold(took: float, lingering: int) -> float:
+        counted.append(took)
+        return FOLD
+
+    monkeypatch.setattr(activities.pools, "fold_after", fold)
+
+    async def look() -> int:
+        if len(counted) > 1:
+            return len(counted)
+        await asyncio.sleep(answer)
+        raise not_yet("it has not come")
+
+    assert await pools.patiently(POOL, look) == 2
+    assert max(counted) < answer / 2
 
 
 class Looking(Pools):

@@ -4,13 +4,16 @@ from datetime import timedelta
 
 import pytest
 
+from gpubank.decide.demand import ASTRAY, end_stale
+from gpubank.decide.desk import Desk
 from gpubank.domain.contract import Side
-from gpubank.domain.demand import DemandKind, DemandState
-from gpubank.domain.facts import Wait
+from gpubank.domain.demand import Demand, DemandKind, DemandState
+from gpubank.domain.facts import PoolFacts, Wait
+from gpubank.domain.loan import WorkloadKey
 from gpubank.domain.pool import Freeze
 from tests.unit.decide.lent import OWN_DEMAND, demand, edit, end, lent_out
 from tests.unit.decide.model import Model
-from tests.unit.decide.parts import POOL, group_terms, pool_terms
+from tests.unit.decide.parts import CLUSTER, POOL, group_terms, pool_terms
 
 OWN, BORROW = Side.OWN, Side.BORROW
 LENDING = f"{POOL}/b/Limit/lending"
@@ -48,6 +51,31 @@ def test_a_demand_ends_when_its_workload_waits_for_something_else(monkeypatch: p
     assert model.books.demand(OWN_DEMAND) is None
     reasons = [change.reason for transaction in model.last.transactions for change in transaction.demands]
     assert reasons == ["its Workload waits for something else (Check)"]
+
+
+def test_a_demand_outlives_what_a_scheduler_that_has_just_started_says_of_its_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = waiting()
+    facts, astray = model.facts, model.now
+    said = {"wait": Wait.OTHER, "waiting_since": astray}
+
+    def seen() -> PoolFacts:
+        found = facts()
+        workloads = (w.model_copy(update=said) if w.key.uid == "own" else w for w in found.workloads)
+        return found.model_copy(update={"workloads": tuple(workloads)})
+
+    monkeypatch.setattr(model, "facts", seen)
+    model.now = astray + ASTRAY - timedelta(milliseconds=1)
+    model.step()
+    assert demand(model).is_open
+    assert model.last.wake_at is not None
+    assert model.last.wake_at <= astray + ASTRAY
+    model.now = astray + ASTRAY
+    model.step()
+    assert model.books.demand(OWN_DEMAND) is None
+    reasons = [change.reason for transaction in model.last.transactions for change in transaction.demands]
+    assert reasons == ["its Workload waits for something else (Other)"]
 
 
 def test_nothing_is_tried_again_in_a_frozen_pool() -> None:
@@ -234,3 +262,43 @@ def test_whose_demand_ended_in_part_is_planned_for_anew_only_when_it_opens_again
     model.now += 5 * MINUTE
     model.step()
     assert demand(model, PLACEMENT).state is DemandState.OPEN
+
+
+@pytest.mark.parametrize(
+    ("others", "nominal", "state", "idle"),
+    [
+        pytest.param(4, 16, DemandState.RAISED, 0, id="there is room"),
+        pytest.param(5, 16, DemandState.OPEN, 11, id="one GPU is missing"),
+        pytest.param(16, 16, DemandState.OPEN, 0, id="nothing is left"),
+        pytest.param(4, 8, DemandState.RAISED, 0, id="the queue was lowered by somebody, and the books have room"),
+    ],
+)
+def test_a_raised_demand_whose_quota_others_hold_is_open_again_and_keeps_what_is_left(
+    others: int, nominal: int, state: DemandState, idle: int
+) -> None:
+    model = lent_out()
+    model.finish("x")
+    model.settle()
+    quick = model.submit("quick", "b", OWN, others)
+    quick.reserved, quick.admitted_at = True, model.now
+    model.submit("own", "b", OWN, 12)
+    raised = Demand(
+        demand_id=OWN_DEMAND,
+        cluster=CLUSTER,
+        pool=POOL,
+        lender="b",
+        kind=DemandKind.WORKLOAD,
+        workload=WorkloadKey(uid="own", namespace="team-b", name="job-own"),
+        gpus=12,
+        pods=12,
+        state=DemandState.RAISED,
+        revision=0,
+        opened_at=model.now,
+        due_at=model.now + timedelta(hours=1),
+    )
+    model.books = model.books.model_copy(update={"demands": (raised,)})
+    model.queues["b", OWN].nominal = nominal
+    desk = Desk(model.facts(), model.books, model.terms, model.now)
+    end_stale(desk)
+    (after,) = desk.books.demands
+    assert (after.state, after.idle) == (state, idle)

@@ -47,6 +47,22 @@ def test_an_edit_by_somebody_else_takes_the_fence_back() -> None:
     assert fence.seen(QUEUE, 4, True, 2.4) == 4
 
 
+def test_an_edit_by_somebody_else_brings_back_no_older_stamp_either() -> None:
+    fence = Fence()
+    fence.seen(QUEUE, 3, True, 0.0)
+    fence.seen(QUEUE, 4, True, 0.1)
+    assert fence.seen(QUEUE, 4, True, 1.0) == 4
+    assert fence.seen(QUEUE, 4, False, 2.0) == -1
+
+
+def test_a_queue_that_is_gone_leaves_no_fence_to_the_next_of_its_name() -> None:
+    fence = Fence()
+    fence.seen(QUEUE, 9, True, 0.0)
+    assert fence.seen(QUEUE, 9, True, 1.0) == 9
+    fence.forget(QUEUE)
+    assert fence.seen(QUEUE, 9, True, 2.0) == -1
+
+
 def test_a_queue_that_was_made_anew_starts_without_a_fence() -> None:
     fence = Fence()
     fence.seen(QUEUE, 9, True, 0.0)

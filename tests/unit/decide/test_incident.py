@@ -93,6 +93,34 @@ def test_it_is_over_only_when_the_node_says_so_and_a_burst_can_be_over() -> None
     assert unseen.again_at > NOON + timedelta(minutes=60)
 
 
+@pytest.mark.parametrize(
+    ("seen", "after", "burst", "again"),
+    [(True, 0.5, 1, 1), (False, 0.5, 1, 1), (False, 1, 1, 2), (False, 1, 4, 4), (False, 4, 4, 8), (False, 4, 0.5, 5)],
+)
+def test_quiet_is_awaited_for_a_burst_and_then_looked_for_once_in_a_burst_or_a_minute(
+    seen: bool, after: float, burst: float, again: float
+) -> None:
+    policy = POLICY.model_copy(update={"burst": timedelta(minutes=burst)})
+    found = judge((), seen=seen, last_edge_at=NOON, policy=policy, now=NOON + timedelta(minutes=after))
+    assert (found.verdict, found.again_at) == (Verdict.WAIT, NOON + timedelta(minutes=again))
+
+
+def test_of_several_that_should_pass_the_oldest_counts_and_is_named() -> None:
+    older, newer = mark("hung", "transient", minutes=-10), mark("thermal", "transient")
+    for marks in ((older, newer), (newer, older)):
+        assert judged(*marks).again_at == NOON + timedelta(minutes=20)
+        found = judged(*marks, after=20)
+        assert (found.verdict, found.cause) == (Verdict.ACT, "hung")
+
+
+def test_who_waits_says_why_the_rule_does_or_that_it_may_pass() -> None:
+    for why, said in (("it cools down", "it cools down"), ("", "it may pass by itself")):
+        rule = IncidentRule(causes=("thermal",), scope=CordonScope.NONE, why=why)
+        policy = POLICY.model_copy(update={"rules": (rule,)})
+        found = judge([mark("thermal", "transient")], seen=True, last_edge_at=NOON, policy=policy, now=NOON)
+        assert (found.verdict, found.reason) == (Verdict.WAIT, said)
+
+
 MARKS = st.lists(
     st.builds(
         mark,
@@ -195,6 +223,14 @@ def test_single_gpus_count_as_such() -> None:
     pool = [node("a", of("o1", GPU, "g1"), of("o2", GPU, "g2")), node("b")]
     assert allowed(pool, "b", GPU), "3 of 16"
     assert not allowed(pool, "b"), "10 of 16"
+    pool[1] = node("b", of("o3", GPU, "g3"))
+    assert not allowed(pool, "b", GPU), "4 of 16"
+
+
+def test_a_pool_is_named_by_any_of_its_nodes_that_knows_its_name() -> None:
+    nameless = node("a", closed=True).model_copy(update={"pool": ""})
+    found = breaker([nameless, node("b")], node="b", incident="me", scope=NODE, policy=POLICY)
+    assert found.startswith("8 of 16 GPUs of pool 'h100' are out of service already")
 
 
 NODES = st.lists(

@@ -92,6 +92,15 @@ def test_a_recall_that_only_a_lease_stands_against_says_whose_and_until_when() -
     assert plan.retry_at == NOW + HOUR
 
 
+def test_those_whom_leases_keep_are_named_in_the_order_of_their_uids() -> None:
+    scene = Scene(group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8})
+    for uid in ("y", "x"):
+        scene.runs(uid, "a", {"b": 4})
+    leased(scene, lease("y"), lease("x"))
+    scene.wants(4)
+    assert scene.plan().leased == ("x", "y")
+
+
 def test_a_lease_that_has_ended_keeps_nobody() -> None:
     scene = leased(two_jobs(), lease("x", until=NOW))
     scene.wants(4)
@@ -302,6 +311,13 @@ def test_an_approved_lease_of_a_job_or_of_gpus_is_in_force() -> None:
 )
 def test_a_lease_that_is_not_in_force_says_why(lease: CapacityLease, reason: str) -> None:
     assert judged(lease) == ([reason], [])
+
+
+def test_a_lease_that_is_too_long_says_when_it_may_end() -> None:
+    for made in (format_instant(NOW), None):
+        wanted = wish({**JOB, "until": format_instant(NOW + 3 * HOUR)}, metadata={"creationTimestamp": made})
+        verdict = agree("local", POOLS, GROUPS, POLICIES, [wanted], now=NOW).verdicts["CapacityLease", wanted.key]
+        assert [problem.remedy for problem in verdict.problems] == [f"write at most {format_instant(NOW + 2 * HOUR)}"]
 
 
 def test_leases_of_gpus_together_stay_within_what_the_group_may_borrow() -> None:

@@ -356,6 +356,20 @@ def test_own_work_takes_back_what_a_gang_has_gathered() -> None:
     assert not model.books.demands
 
 
+def test_what_has_gathered_a_part_keeps_it_although_a_limit_was_lowered_since() -> None:
+    model = busy_pool()
+    model.now += timedelta(minutes=10)
+    for uid in [j.uid for j in model.jobs.values() if j.group == "a"][1:]:
+        model.finish(uid)
+    model.settle(until=timedelta(minutes=1))
+    gathered = model.books.lines_of("gang")
+    assert sum(line.gpus for line in gathered) == 12
+    groups = (g.model_copy(update={"borrow_limit": 15}) if g.group == "b" else g for g in model.terms.groups)
+    model.terms = model.terms.model_copy(update={"groups": tuple(groups)})
+    model.step()
+    assert model.books.lines_of("gang") == gathered
+
+
 def test_what_could_never_run_gathers_nothing() -> None:
     model = pool(group_terms("a", 0, borrow_limit=8), group_terms("b", 16), capacity=16)
     model.submit("never", "a", BORROW, 16)

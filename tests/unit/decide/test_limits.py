@@ -2,8 +2,10 @@
 
 from datetime import timedelta
 
+import pytest
+
 from gpubank.domain.demand import DemandKind, DemandState
-from gpubank.domain.loan import SURPLUS
+from gpubank.domain.loan import SURPLUS, LineState
 from tests.unit.decide.lent import BORROW, OWN, demand, edit, lent_out
 from tests.unit.decide.model import Model
 from tests.unit.decide.parts import POOL, group_terms, pool_terms
@@ -19,6 +21,21 @@ def test_a_lowered_lending_limit_demands_what_is_lent_beyond_it() -> None:
     assert not model.books.demands
     assert model.books.lent_to_others("b") <= 10
     assert model.queues["b", OWN].nominal == 16 - model.books.lent_to_others("b")
+
+
+@pytest.mark.parametrize(("borrower", "asked"), [("a", 0), ("b", 2)])
+def test_what_is_coming_back_from_others_anyway_is_not_asked_for_and_a_loan_to_itself_does_not_count(
+    borrower: str, asked: int
+) -> None:
+    model = lent_out(gpus=8)
+    model.submit("y", borrower, BORROW, 8)
+    model.settle()
+    model.finish("y")
+    model.step()
+    assert [line.state for line in model.books.lines_of("y")] == [LineState.CLOSING]
+    edit(model, "b", lending_limit=14 if borrower == "a" else 6)
+    model.step()
+    assert [d.gpus for d in model.books.demands] == [asked] * bool(asked)
 
 
 def test_a_lowered_limit_withdraws_offers_before_it_demands_anything() -> None:
@@ -142,17 +159,18 @@ def test_an_own_job_that_slips_in_after_the_grant_gets_the_loan_back_first() -> 
     assert model.books.lent("b") + model.reserved("b", OWN) <= 16
 
 
-def test_idle_that_was_kept_goes_to_the_own_job_that_slipped_in() -> None:
+@pytest.mark.parametrize(("gpus", "left"), [(1, 5), (4, 2)])
+def test_idle_that_was_kept_goes_to_the_own_job_that_slipped_in(gpus: int, left: int) -> None:
     model = lent_out(gpus=10)
     model.submit("own", "b", OWN, 12)
     model.now += timedelta(seconds=1)
     model.step()
     assert demand(model).idle == 6
     model.write()
-    model.submit("quick", "b", OWN, 4)
+    model.submit("quick", "b", OWN, gpus)
     model.admit(stale=True)
     model.step()
-    assert demand(model).idle == 2
+    assert demand(model).idle == left
     assert [d.kind for d in model.books.demands] == [DemandKind.WORKLOAD]
 
 

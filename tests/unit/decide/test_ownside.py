@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 
 from gpubank.decide.desk import Desk
+from gpubank.decide.victims import LATE, choose_from
 from gpubank.domain.contract import Side, WorkloadContract
+from gpubank.domain.demand import DemandKind
 from gpubank.domain.facts import Mark
 from gpubank.domain.loan import LineState
 from gpubank.domain.policy import WithinGroup
 from gpubank.domain.terms import LeaseTerms
-from tests.unit.decide.crowd import DEMAND, OWN, crowded, desk, plan_of, runs, victims
-from tests.unit.decide.parts import NOW, SERVING
+from tests.unit.decide.crowd import DEMAND, LOWER, OWN, crowded, desk, plan_of, runs, taken, victims
+from tests.unit.decide.parts import NOW, SERVING, group_terms
+from tests.unit.decide.scene import Scene
 
 # ---- who makes room, and for whom
 
@@ -143,3 +146,42 @@ def test_a_lease_of_a_loan_says_nothing_about_own_work() -> None:
     model.terms = model.terms.model_copy(update={"leases": (lease,)})
     runs(model)
     assert victims(model) == ["low"]
+
+
+@pytest.mark.parametrize(
+    ("priority", "within", "kind", "chosen"),
+    [
+        (-1, LOWER, DemandKind.WORKLOAD, ["low"]),
+        (0, LOWER, DemandKind.WORKLOAD, []),
+        (-1, WithinGroup.NEVER, DemandKind.WORKLOAD, []),
+        (-1, LOWER, DemandKind.PLACEMENT, []),
+    ],
+)
+def test_a_plan_takes_own_work_only_if_it_is_less_important_the_policy_says_so_and_somebody_waits_for_quota(
+    priority: int, within: WithinGroup, kind: DemandKind, chosen: list[str]
+) -> None:
+    scene = Scene(group_terms("b", 8, within_group=within), nodes={"n0": 8})
+    low = scene.model.submit("low", "b", OWN, 8, priority=priority)
+    low.reserved, low.admitted_at = True, NOW
+    scene.model.place()
+    scene.wants(8)
+    (demand,) = scene.model.books.demands
+    scene.model.books = scene.model.books.model_copy(update={"demands": (demand.model_copy(update={"kind": kind}),)})
+    plan = scene.plan()
+    assert [victim.workload.uid for victim in plan.victims] == chosen
+    assert plan.complete is bool(chosen)
+
+
+def test_who_is_being_stopped_is_stuck_only_once_a_pod_is_late() -> None:
+    model = taken()
+    facts, books = model.facts(), model.books
+    low = facts.workload("low")
+    assert low is not None
+    for late, stuck in ((timedelta(seconds=1), False), (LATE, True)):
+        pods = tuple(pod.model_copy(update={"ends_by": model.now - late}) for pod in low.pod_facts)
+        others = tuple(each for each in facts.workloads if each is not low)
+        seen = facts.model_copy(update={"workloads": (*others, low.model_copy(update={"pod_facts": pods}))})
+        demand = books.demand(DEMAND)
+        assert demand is not None
+        (candidate,) = choose_from(Desk(seen, books, model.terms, model.now), demand, frozenset()).candidates
+        assert (candidate.sunk, candidate.stuck) == (True, stuck)

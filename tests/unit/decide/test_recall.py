@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from gpubank.decide.recall import RecallPlan, plan_recall
 from gpubank.domain.contract import WorkloadContract, WorkloadType
 from gpubank.domain.facts import Mark
@@ -137,16 +139,45 @@ def test_a_swap_that_would_break_the_lenders_borrow_limit_is_not_made() -> None:
     assert victims(plan) == ["own-borrow"]
 
 
-def test_a_victim_that_is_leaving_for_another_lender_is_taken_first() -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("recalled", ["b", "c"])
+def test_a_victim_that_is_leaving_for_another_lender_is_taken_first(recalled: str, stopped: bool) -> None:
     scene = Scene(group_terms("a", 0), group_terms("b", 8), group_terms("c", 8), nodes={"n0": 8, "n1": 8})
     scene.runs("cheap", "a", {"b": 4})
-    scene.runs("leaving", "a", {"b": 4, "c": 8}, contract=NOTEBOOK)
+    leaving = scene.runs("leaving", "a", {"b": 4, "c": 8}, contract=NOTEBOOK)
+    if stopped:
+        leaving.active, leaving.reserved, leaving.mark = False, False, Mark(loan="loan/x", term=1, step="stop")
     scene.lines = [
-        line.model_copy(update={"state": LineState.RECALLED}) if line.workload.uid == "leaving" else line
+        line.model_copy(update={"state": LineState.RECALLED})
+        if (line.workload.uid, line.lender) == ("leaving", recalled)
+        else line
         for line in scene.lines
     ]
     scene.wants(4)
     assert victims(scene.plan()) == ["leaving"]
+
+
+def test_who_is_stopped_for_another_is_taken_before_who_was_only_asked_for_this_one() -> None:
+    scene = Scene(group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8})
+    scene.runs("asked", "a", {"b": 4})
+    stopped = scene.runs("stopped", "a", {"b": 4})
+    stopped.active, stopped.reserved, stopped.mark = False, False, Mark(loan="loan/x", term=1, step="stop")
+    scene.lines = [line.model_copy(update={"state": LineState.RECALLED}) for line in scene.lines]
+    scene.lines[0] = scene.lines[0].model_copy(update={"demand": DEMAND})
+    scene.wants(4)
+    plan = scene.plan()
+    assert victims(plan) == ["stopped"]
+    assert {line.workload.uid: line.demand for line in scene.after(plan).lines} == {"asked": None, "stopped": DEMAND}
+
+
+def test_a_victim_gives_up_what_it_runs_on_and_not_what_it_is_offered() -> None:
+    scene = Scene(group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8})
+    scene.runs("x", "a", {"b": 4})
+    offered = scene.lines[0].model_copy(update={"line_id": "h100-2", "state": LineState.OFFERED, "granted_at": None})
+    scene.lines.append(offered)
+    scene.wants(4)
+    (victim,) = scene.plan().victims
+    assert (victim.gpus, victim.line_ids) == (4, ("h100-1",))
 
 
 def test_lines_that_another_demand_has_are_not_pledged_twice() -> None:
@@ -224,15 +255,28 @@ def test_an_overdue_demand_of_a_pool_that_evicts_spares_nobody() -> None:
     assert plan.victims[0].on_checkpoint_failure is OnCheckpointFailure.EVICT
 
 
-def test_whoever_has_just_come_back_may_make_progress_unless_the_owner_would_be_late() -> None:
-    terms = {"min_run_time": timedelta(minutes=20), "max_grace_period": timedelta(minutes=5)}
-    for due, chosen in ((timedelta(hours=1), []), (timedelta(minutes=19), ["x"])):
-        scene = Scene(group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8}, **terms)
-        scene.runs("x", "a", {"b": 8}, mark=Mark(loan="loan/x", term=2, step="resume"))
-        scene.wants(8, due=due)
-        plan = scene.plan()
-        assert victims(plan) == chosen
-        assert plan.retry_at == (None if chosen else NOW + timedelta(minutes=15))
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("ran", "due", "chosen"),
+    [
+        pytest.param(5 * MINUTE, 60 * MINUTE, [], id="it may make progress"),
+        pytest.param(5 * MINUTE, 21 * MINUTE, [], id="it can be gone by then"),
+        pytest.param(5 * MINUTE, 20 * MINUTE, ["x"], id="the owner would be late"),
+        pytest.param(20 * MINUTE, 60 * MINUTE, ["x"], id="it has had its time"),
+    ],
+)
+def test_whoever_has_just_come_back_may_make_progress_unless_the_owner_would_be_late(
+    ran: timedelta, due: timedelta, chosen: list[str]
+) -> None:
+    terms = {"min_run_time": 20 * MINUTE, "max_grace_period": 5 * MINUTE}
+    scene = Scene(group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8}, **terms)
+    scene.runs("x", "a", {"b": 8}, age=ran, mark=Mark(loan="loan/x", term=2, step="resume"))
+    scene.wants(8, due=due)
+    plan = scene.plan()
+    assert victims(plan) == chosen
+    assert plan.retry_at == (None if chosen else NOW + 15 * MINUTE)
 
 
 def test_a_first_term_is_not_protected() -> None:

@@ -8,6 +8,7 @@ from gpubank.decide.desk import Desk
 from gpubank.decide.lend import could_ever_run, gathering
 from gpubank.decide.slack import Source, Till, borrowed
 from gpubank.domain.contract import Side
+from gpubank.domain.facts import Mark
 from gpubank.domain.loan import LineState
 from tests.unit.decide.model import Model
 from tests.unit.decide.parts import group_terms, pool_terms
@@ -74,17 +75,58 @@ def test_a_workload_that_shrinks_keeps_its_oldest_lines_whole() -> None:
     assert held(model, "x") == [("Closing", "c", 8), ("Granted", "b", 8)]
 
 
-def test_only_as_many_closing_lines_as_are_in_use_are_granted_again() -> None:
+@pytest.mark.parametrize(("gpus", "closing"), [(8, [("Closing", "c", 8)]), (9, [("Closing", "c", 7)]), (16, [])])
+def test_only_as_many_closing_lines_as_are_in_use_are_granted_again(
+    gpus: int, closing: list[tuple[str, str, int]]
+) -> None:
     model = pool()
     granted(model, "x", 16)
     model.now += timedelta(seconds=5)
     model.step()
     assert held(model, "x") == [("Closing", "b", 8), ("Closing", "c", 8)]
-    model.submit("y", "a", BORROW, 8, priority=9)
+    before = model.books.lines
+    model.submit("y", "a", BORROW, gpus, priority=9)
     model.admit()
     model.step()
-    assert held(model, "y") == [("Granted", "b", 8)], "the older of the two"
-    assert held(model, "x") == [("Closing", "c", 8)]
+    assert sum(line.gpus for line in model.books.lines_of("y")) == gpus
+    assert held(model, "x") == closing
+    assert (before[1] in model.books.lines) is (gpus == 8), "the newer one is left as it is where the older is enough"
+
+
+def test_a_line_that_closed_for_a_demand_and_is_in_use_after_all_is_pledged_to_nobody() -> None:
+    model = pool()
+    granted(model, "x", 8)
+    model.submit("own", "b", OWN, 8)
+    model.now += timedelta(seconds=1)
+    model.step()
+    assert model.work().startswith("plan")
+    assert [(line.state, line.demand is None) for line in model.books.lines_of("x")] == [(LineState.CLOSING, False)]
+    model.admit()
+    model.step()
+    assert [(line.state, line.demand) for line in model.books.lines_of("x")] == [(LineState.GRANTED, None)]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_closing_line_returns_beside_recalled_work_that_runs_and_waits_while_the_queue_counts_what_is_gone(
+    stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = pool()
+    for uid in "xy":
+        model.submit(uid, "a", BORROW, 8)
+        model.settle()
+    model._move("recall/x", model._lines("x", LineState.GRANTED), LineState.RECALLED)
+    model.finish("y")
+    model.step()
+    model.write()
+    model.fence()
+    queues = model.facts().queues
+    if stopped:
+        job = model.jobs["x"]
+        job.active, job.reserved, job.mark = False, False, Mark(loan="loan/x", term=1, step="stop")
+    facts = model.facts().model_copy(update={"queues": queues})
+    monkeypatch.setattr(model, "facts", lambda: facts)
+    model.step()
+    assert held(model, "y") == ([("Closing", "c", 8)] if stopped else [])
 
 
 def test_recalled_lines_are_in_use_before_granted_ones() -> None:
@@ -121,6 +163,26 @@ def test_asking_what_there_is_promises_nothing_and_taking_it_does() -> None:
     assert (till.available("a", 12), till.most) == (8, 16)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "room", "sources"),
+    [
+        (0, 9, []),
+        (8, 9, [Source("b", 8)]),
+        (9, 9, [Source("b", 8), Source("c", 1)]),
+        (16, 9, [Source("b", 8), Source("c", 1)]),
+        (16, 8, [Source("b", 8)]),
+        (16, 1, [Source("b", 1)]),
+        (16, 0, []),
+    ],
+)
+def test_lenders_are_asked_until_it_is_enough_or_the_borrower_has_all_that_it_may(
+    gpus: int, room: int, sources: list[Source]
+) -> None:
+    till = Till.of(desk(pool()))
+    assert till.sources("a", gpus, room=room) == sources
+    assert till.available("a", gpus, room=room) == sum(source.gpus for source in sources)
+
+
 def test_what_a_group_lends_to_itself_it_lends_to_nobody_else() -> None:
     till = Till.of(desk(pool()))
     till.take(Source("b", 6), "b")
@@ -144,6 +206,24 @@ def test_a_loan_to_itself_that_others_are_about_to_take_over_counts_as_borrowed(
     model.work()
     assert [line.lender for line in model.books.lines if line.replaces] == ["c"]
     assert borrowed(desk(model), "b") == 8
+
+
+def test_what_is_offered_to_one_is_offered_to_nobody_else_however_many_nodes_there_are() -> None:
+    model = pool()
+    model.nodes = dict.fromkeys(["n0", "n1", "n2"], 8)
+    for uid, gpus in (("x", 10), ("y", 8), ("z", 6)):
+        model.submit(uid, "a", BORROW, gpus)
+    model.step()
+    assert [sum(line.gpus for line in model.books.lines_of(uid)) for uid in "xyz"] == [10, 0, 6]
+
+
+def test_what_a_gang_leaves_is_offered_to_others() -> None:
+    model = pool()
+    model.submit("gang", "a", BORROW, 12)
+    model.now += timedelta(minutes=10)
+    model.submit("small", "a", BORROW, 4)
+    model.step()
+    assert [sum(line.gpus for line in model.books.lines_of(uid)) for uid in ("gang", "small")] == [12, 4]
 
 
 def test_two_loans_are_not_offered_onto_the_same_node() -> None:

@@ -3,6 +3,7 @@
 from gpubank.decide.demand import has_slipped
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import PoolFacts, QueueFacts, WorkloadFacts
+from tests.unit.decide.crowd import crowded, runs, taken
 from tests.unit.decide.model import Model
 from tests.unit.decide.parts import group_terms, pool_terms
 
@@ -40,3 +41,14 @@ def test_jobs_of_other_groups_hold_nothing_of_it() -> None:
 
 def test_room_that_the_queue_itself_counts_is_there_whatever_is_seen_of_other_jobs() -> None:
     assert not seen(other=12, counted=4)
+
+
+def test_work_that_is_being_stopped_for_the_waiting_job_holds_nothing_and_work_that_is_only_chosen_does() -> None:
+    chosen = crowded()
+    runs(chosen)
+    for model, slipped in ((chosen, True), (taken(), False)):
+        facts = model.facts()
+        high = facts.workload("high")
+        assert high is not None
+        queue = QueueFacts(name="a.h100.own", group="a", kind=Side.OWN, nominal=8, reserved=8)
+        assert has_slipped(facts, model.books, queue, high) is slipped

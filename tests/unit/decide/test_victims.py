@@ -7,33 +7,35 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpubank.decide.recall import plan_recall
+from gpubank.decide.victims import SHORT, runs
 from gpubank.domain.contract import WorkloadContract
+from gpubank.domain.facts import Mark, PodFacts
 from gpubank.domain.loan import SURPLUS, LineState
 from tests.unit.decide.parts import HOOKED, NOW, RETRYABLE, group_terms
 from tests.unit.decide.scene import ALL, DEMAND, LONG, NOTEBOOK, OWN, Scene, victims
 
 
 def crowd(**options: object) -> Scene:
-    """Five jobs of one size, one of each class, all of b's GPUs."""
+    """Six jobs of one size, one of each class, all of b's GPUs; by their uids they would go the other way round."""
     scene = Scene(group_terms("a", 0, only_preempt=ALL), group_terms("b", 12), nodes={"n0": 12}, **options)
-    scene.runs("e-unsaveable", "a", {"b": 2}, contract=WorkloadContract())
-    scene.runs("d-notebook", "a", {"b": 2}, contract=NOTEBOOK)
-    scene.runs("c-long", "a", {"b": 2}, contract=LONG)
-    scene.runs("b-hooked", "a", {"b": 2}, contract=HOOKED)
-    scene.runs("a-short", "a", {"b": 2}, contract=RETRYABLE)
-    scene.runs("0-starting", "a", {"b": 2}, contract=WorkloadContract(), on=[])
+    scene.runs("u-unsaveable", "a", {"b": 2}, contract=WorkloadContract())
+    scene.runs("v-notebook", "a", {"b": 2}, contract=NOTEBOOK)
+    scene.runs("w-long", "a", {"b": 2}, contract=LONG)
+    scene.runs("x-hooked", "a", {"b": 2}, contract=HOOKED)
+    scene.runs("y-short", "a", {"b": 2}, contract=RETRYABLE)
+    scene.runs("z-starting", "a", {"b": 2}, contract=WorkloadContract(), on=[])
     return scene
 
 
 @pytest.mark.parametrize(
     ("need", "chosen"),
     [
-        (2, ["0-starting"]),
-        (4, ["0-starting", "a-short"]),
-        (6, ["0-starting", "a-short", "b-hooked"]),
-        (8, ["0-starting", "a-short", "b-hooked", "c-long"]),
-        (10, ["0-starting", "a-short", "b-hooked", "c-long", "d-notebook"]),
-        (12, ["0-starting", "a-short", "b-hooked", "c-long", "d-notebook", "e-unsaveable"]),
+        (2, ["z-starting"]),
+        (4, ["z-starting", "y-short"]),
+        (6, ["z-starting", "y-short", "x-hooked"]),
+        (8, ["z-starting", "y-short", "x-hooked", "w-long"]),
+        (10, ["z-starting", "y-short", "x-hooked", "w-long", "v-notebook"]),
+        (12, ["z-starting", "y-short", "x-hooked", "w-long", "v-notebook", "u-unsaveable"]),
     ],
 )
 def test_classes_are_taken_from_what_costs_least(need: int, chosen: list[str]) -> None:
@@ -46,7 +48,7 @@ def test_only_work_with_a_hook_that_runs_needs_a_checkpoint() -> None:
     scene = crowd()
     scene.wants(12)
     needs = {victim.workload.uid: victim.needs_checkpoint for victim in scene.plan().victims}
-    assert [uid for uid, needed in needs.items() if needed] == ["b-hooked"]
+    assert [uid for uid, needed in needs.items() if needed] == ["x-hooked"]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +70,48 @@ def test_within_a_class_priority_then_age_then_uid_decide(
     assert victims(scene.plan()) == [chosen]
 
 
-def test_retryable_work_of_unsaid_length_counts_as_long_once_it_has_run_long() -> None:
+def test_time_makes_more_possible_when_the_first_of_those_who_came_back_has_had_its_time() -> None:
+    scene = Scene(
+        group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8},
+        min_run_time=timedelta(minutes=20), max_grace_period=timedelta(minutes=5),
+    )  # fmt: skip
+    for uid, ago in (("x", timedelta(minutes=5)), ("y", timedelta(minutes=9))):
+        scene.runs(uid, "a", {"b": 4}, age=ago, mark=Mark(loan=f"loan/{uid}", term=2, step="resume"))
+    scene.wants(4)
+    assert scene.plan().retry_at == NOW + timedelta(minutes=11)
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["as its author expects", "as it has run"])
+@pytest.mark.parametrize(("length", "chosen"), [(SHORT, "x"), (SHORT + timedelta(seconds=1), "y")])
+def test_retryable_work_goes_before_work_with_a_hook_while_it_is_short(
+    said: bool, length: timedelta, chosen: str
+) -> None:
     scene = Scene(group_terms("a", 0), group_terms("b", 8), nodes={"n0": 8})
-    scene.runs("x", "a", {"b": 4}, age=timedelta(hours=3))
+    contract = WorkloadContract(retryable=True, expected_duration=length if said else None)
+    scene.runs("x", "a", {"b": 4}, age=timedelta(hours=9) if said else length, contract=contract, priority=1)
     scene.runs("y", "a", {"b": 4}, contract=HOOKED)
     scene.wants(4)
-    assert victims(scene.plan()) == ["y"]
+    assert victims(scene.plan()) == [chosen]
+
+
+@pytest.mark.parametrize(
+    ("pods", "does"),
+    [
+        ([], False),
+        ([(False, False)], False),
+        ([(True, True)], False),
+        ([(False, True)], False),
+        ([(True, False)], True),
+        ([(True, True), (True, False)], True),
+    ],
+)
+def test_work_runs_while_a_pod_of_it_runs_that_was_not_told_to_end(pods: list[tuple[bool, bool]], does: bool) -> None:
+    facts = [PodFacts(uid="p", name="p", gpus=1, running=running, terminating=ends) for running, ends in pods]
+    scene = Scene(group_terms("b", 8), nodes={"n0": 8})
+    scene.wants(8)
+    workload = scene.model.facts().workload("own")
+    assert workload is not None
+    assert runs(workload.model_copy(update={"pod_facts": tuple(facts)})) is does
 
 
 def test_whoever_proves_unnecessary_is_spared() -> None:
@@ -105,6 +143,37 @@ def test_work_in_the_way_is_stopped_even_if_the_quota_would_be_there_without_it(
     plan = scene.plan()
     assert victims(plan) == ["x"]
     assert plan.complete
+
+
+@pytest.mark.parametrize(
+    ("reserved", "demanded", "placed", "chosen"),
+    [
+        (False, False, False, []),
+        (True, False, False, ["x"]),
+        (False, True, False, ["x"]),
+        (True, False, True, ["x"]),
+    ],
+)
+def test_room_that_own_work_of_others_is_about_to_take_is_not_counted(
+    reserved: bool, demanded: bool, placed: bool, chosen: list[str]
+) -> None:
+    scene = Scene(
+        group_terms("a", 0), group_terms("b", 16), group_terms("c", 8), nodes=dict.fromkeys(["n0", "n1", "n2"], 8)
+    )
+    scene.runs("x", "a", {"b": 8}, on=["n1", "n2"], size=4)
+    other = scene.model.submit("other", "c", OWN, 1, 8)
+    other.reserved, other.nodes = reserved, ["n0"] * placed
+    scene.wants(1, 8)
+    books = scene.model.books
+    (mine,) = books.demands
+    assert mine.workload is not None
+    theirs = mine.model_copy(
+        update={"demand_id": "another", "lender": "c", "workload": mine.workload.model_copy(update={"uid": "other"})}
+    )
+    if demanded:
+        scene.model.books = books.model_copy(update={"demands": (mine, theirs)})
+    plan = scene.plan()
+    assert (victims(plan), plan.complete) == (chosen, True)
 
 
 def test_nobody_is_stopped_where_no_node_could_ever_hold_the_owners_pod() -> None:

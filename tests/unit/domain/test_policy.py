@@ -42,6 +42,22 @@ def test_absent_limits_have_a_meaning(policy: GPUQuotaPolicySpec, borrow: int, l
     assert policy.effective_max_capacity == most
 
 
+@pytest.mark.parametrize(
+    ("limits", "beyond", "rule"),
+    [
+        ({"lend": 8}, {"lend": 9}, "must not exceed guaranteed .*write at most 8"),
+        ({"most": 8}, {"most": 7}, "must be at least guaranteed"),
+        ({"borrow": 4, "most": 12}, {"borrow": 5, "most": 12}, "must not exceed maxCapacity .*write at most 4,"),
+    ],
+)
+def test_a_limit_may_reach_what_bounds_it_and_not_exceed_it(
+    limits: dict[str, int], beyond: dict[str, int], rule: str
+) -> None:
+    spec(8, **limits)
+    with pytest.raises(ValidationError, match=rule):
+        spec(8, **beyond)
+
+
 LIMIT = st.none() | st.integers(0, 40)
 
 

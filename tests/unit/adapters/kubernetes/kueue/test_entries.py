@@ -142,6 +142,13 @@ class TestSinceWhen:
         before = read(workload(evicted, spec={"active": False}))
         assert read(workload(evicted, again), later, before).state_since == later
 
+    def test_what_is_refused_for_another_reason_is_so_since_it_was_seen(self) -> None:
+        seen, inactive = CREATED + timedelta(hours=1), "ClusterQueue b is inactive"
+        refused = condition("QuotaReserved", False, "Inadmissible", inactive, CREATED + timedelta(seconds=5))
+        before = read(workload(), CREATED)
+        assert read(workload(refused), seen, before).state_since == seen
+        assert read(workload(refused), seen).state_since == seen, "no condition says when the words changed"
+
     def test_another_workload_of_the_same_name_has_its_own_time(self) -> None:
         before = read(workload(uid="old"), CREATED)
         assert read(workload(uid="new"), before=before).state_since == CREATED + timedelta(seconds=1)
