@@ -37,7 +37,7 @@ ATTEMPT_SECONDS: Final = 10
 """Longest attempt of a step that cannot be taken back; the server waits 15 s before it starts another."""
 
 END_POLL: Final = timedelta(seconds=30)
-"""How often a parked Workload is looked after; the controller tells of the end of every other."""
+"""How often a parked Workload is looked after: one that goes while no controller leads is told of by nobody."""
 
 _WANTED: Final = (DemandState.OPEN, DemandState.RAISED)
 """States of a demand that a Reclaim works on; one that ended PARTIAL wants nothing until it is tried again."""

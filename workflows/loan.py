@@ -92,7 +92,7 @@ class LoanWorkflow:
         return self._busy() or workflow.info().is_continue_as_new_suggested()
 
     async def _idle(self) -> None:
-        """Wait for something to do; nobody tells of the end of a parked Workload, so that is looked for."""
+        """Wait for something to do, and look whether a parked Workload ends: the controller may not see it gone."""
         loan = self._loan
         if loan.state.phase is LoanPhase.PARKED:
             ended = await loan.acts.await_end(loan.step(), self._stirs)

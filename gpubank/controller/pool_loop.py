@@ -4,8 +4,9 @@
        ▲                                                              │
        └───────────── on a change, at `wake_at`, or after a resync ───┘
 
-Nothing is remembered between turns but what was said to whom, so a turn can be cut off anywhere and simply begins
-anew. One turn decides until nothing is left to decide, for a grant may make the next offer possible.
+Nothing is remembered between turns but what was said to whom and who rests or is parked, so a turn can be cut off
+anywhere and simply begins anew. One turn decides until nothing is left to decide, for a grant may make the next offer
+possible.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from gpubank.controller.observer import Observer
 from gpubank.controller.together import side_by_side
 from gpubank.decide import compile as compiler
 from gpubank.decide.memo import Memo
+from gpubank.decide.parked import NOBODY
 from gpubank.decide.settle import return_writes
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
 from gpubank.decide.waiting import WaitingNote
@@ -97,6 +99,9 @@ class PoolLoop:
 
         self._noted: dict[str, str] = {}
         self._memo = Memo()
+        self._parked = NOBODY
+        """Who is parked, and who of them is missing."""
+
         self._resting: dict[str, tuple[datetime, timedelta]] = {}
         """When Workloads let a loan lapse, and how long they are offered none."""
 
@@ -186,7 +191,9 @@ class PoolLoop:
             facts = await self._backend.observe(self.pool)
             books = await self._ledger.books(self.cluster, self.pool)
             now = self._now()
-            decided = step(facts, books, terms, now, resting=self._rests(facts, now), memo=self._memo)
+            resting = self._rests(facts, now)
+            decided = step(facts, books, terms, now, resting=resting, before=self._parked, memo=self._memo)
+            self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
             wrote = await self._write_quotas(books, facts)

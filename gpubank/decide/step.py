@@ -21,6 +21,7 @@ from gpubank.decide.lend import offer_loans
 from gpubank.decide.limits import cure_overdraft, follow_limits
 from gpubank.decide.memo import Memo
 from gpubank.decide.offers import settle_novations, settle_offers, whole_offer
+from gpubank.decide.parked import MISSING_FOR, NOBODY, Parked, missing, parked
 from gpubank.decide.placement import follow_placement
 from gpubank.decide.settle import settle
 from gpubank.decide.use import close_unused, reattach, settle_closing
@@ -87,6 +88,9 @@ class Step(Message):
     lapsed: tuple[str, ...] = ()
     """uids of Workloads that did not take what was lent for them."""
 
+    parked: Parked = NOBODY
+    """What the next step is told of parked Workloads."""
+
     wake_at: datetime | None = None
     """When time alone changes a decision; None where only new facts do."""
 
@@ -98,12 +102,15 @@ def step(
     now: datetime,
     *,
     resting: frozenset[str] = frozenset(),
+    before: Parked = NOBODY,
     memo: Memo | None = None,
 ) -> Step:
     """Decide everything that can be decided about one pool now.
 
     `resting` are uids of Workloads that let a loan lapse a short while ago (`Step.lapsed`): they are offered none, or
     work that the scheduler never admits would keep its GPUs from everybody else for ever.
+
+    `before` are the parked Workloads of the step before (`Step.parked`): where one of them is gone, its Loan is told.
 
     `memo`, handed from step to step of one pool, spares the next one what has not changed; it decides nothing.
 
@@ -112,7 +119,7 @@ def step(
     desk = Desk(facts, books, terms, now, resting=resting, memo=memo)
     if facts.in_fail_safe:
         settle(desk)
-        return _said(desk)
+        return _said(desk, before)
     follow_capacity(desk)
     reattach(desk)
     settle_closing(desk)
@@ -131,16 +138,19 @@ def step(
     _wake_for_fences(desk)
     if desk.frozen and terms.freeze is not None and terms.freeze.until is not None:
         desk.wake(terms.freeze.until)
-    return _said(desk, notes(desk))
+    return _said(desk, before, notes(desk))
 
 
-def _said(desk: Desk, waiting: tuple[WaitingNote, ...] = ()) -> Step:
+def _said(desk: Desk, before: Parked, waiting: tuple[WaitingNote, ...] = ()) -> Step:
+    gone = missing(desk, before)
+    over = [each.workload for each in gone if desk.lasted(each.since, MISSING_FOR)]
     return Step(
         transactions=tuple(desk.transactions),
-        signals=_signals(desk),
+        signals=_signals(desk, over),
         needs=_needs(desk),
         waiting=waiting,
         lapsed=tuple(sorted(desk.lapsed)),
+        parked=parked(desk, gone),
         wake_at=min(desk.wakes, default=None),
     )
 
@@ -162,11 +172,12 @@ def _needs(desk: Desk) -> tuple[LenderNeeds, ...]:
     return tuple(LenderNeeds(lender=lender, demand_ids=tuple(sorted(ids))) for lender, ids in sorted(found.items()))
 
 
-def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
+def _signals(desk: Desk, over: Iterable[WorkloadFacts]) -> tuple[LoanSignal, ...]:
+    """Say what holds; `over` are parked Workloads that are gone."""
     lines = desk.books.line_index.by_workload
     running = [(workload, lines[workload.key.uid]) for workload in desk.at_rest(Side.BORROW)]
     own = [w for w in desk.stirring(Side.OWN) if w.parked]
-    own += [w for w in desk.finished(Side.OWN) if desk.books.lines_of(w.key.uid)]
+    own += [w for w in desk.finished(Side.OWN) if desk.books.lines_of(w.key.uid) or w.stopped]
     stirring = (*desk.stirring(Side.BORROW), *desk.finished(Side.BORROW), *own)
     others = [_signal(desk, workload) for workload in stirring]
     signals = desk.memo.each("granted", running, _granted) + [signal for signal in others if signal is not None]
@@ -184,6 +195,7 @@ def _signals(desk: Desk) -> tuple[LoanSignal, ...]:
         )
         for uid, line in sorted(gone.items())
     ]
+    ended += [_say(workload, SignalKind.ENDED, workload.next_term) for workload in over]
     return (*signals, *ended)
 
 

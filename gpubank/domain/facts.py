@@ -163,9 +163,14 @@ class WorkloadFacts(Message):
         return self.evicted.startswith("DeactivatedDueTo")
 
     @property
+    def stopped(self) -> bool:
+        """Whether the bank stopped it and nobody has resumed it, finished or not."""
+        return not self.active and self.mark is not None and self.mark.step == "stop"
+
+    @property
     def parked(self) -> bool:
-        """Whether the bank stopped it and nobody has resumed it."""
-        return not self.active and self.mark is not None and self.mark.step == "stop" and not self.finished
+        """Whether the bank stopped it, and it can come back."""
+        return self.stopped and not self.finished
 
 
 class NodeFacts(Message):

@@ -53,10 +53,13 @@ class ProcessId:
         return cls(pid, started) if started is not None else None
 
     def alive(self) -> bool:
-        """Tell whether this very process still runs; a zombie does not."""
+        """Tell whether this very process still runs; a zombie does not, and one of our own is laid to rest."""
+        if _start_of(self.pid) == self.started:
+            return True
+        # Only now: one that ended after a wait and before the look would stay a zombie, which others take for alive.
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
-        return _start_of(self.pid) == self.started
+        return False
 
     def signal(self, number: signal.Signals) -> bool:
         """Send `number` to the process and its session; False if it is gone."""

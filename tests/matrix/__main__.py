@@ -77,7 +77,7 @@ async def play(cells: list[Cell], results: Results, folder: Path, lanes: int, mo
             except (AssertionError, BankError, LabError) as error:
                 # Nothing is said of its cells: the next run plays them.
                 _line(f"{count}/{len(planned)} {'+'.join(round_.kill)}: not played: {error}")
-                stage.forget()
+                await stage.begin_anew()
                 bad += 1
                 continue
             results.add(played)

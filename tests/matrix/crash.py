@@ -40,6 +40,15 @@ class Machine:
             await self._start(Process.KUEUE)
         await self.revive()
 
+    async def repair(self) -> None:
+        """Start whatever does not run, as after a round that broke off."""
+        state = self._running.lab.state
+        living = state.alive() if state is not None else {}
+        runs = {process: living.get(name, False) for process, name in COMPONENTS.items()}
+        runs[Process.TEMPORAL] = self._running.server.pid is not None
+        runs[Process.POSTGRES] = self._postgres.missing() is None
+        await self.start(tuple(process for process, alive in runs.items() if not alive))
+
     async def revive(self) -> None:
         """Have worker and controller run, and a controller lead."""
         for attempt in range(3):  # one that started while somebody else was not up again may end

@@ -67,9 +67,10 @@ class Stage:
             finally:
                 await asyncio.gather(*(bank.stop_auditing() for bank, _ in stage._banks))
 
-    def forget(self) -> None:
-        """Play on in pools of their own, whatever is left in these."""
+    async def begin_anew(self) -> None:
+        """Play on in pools of their own, whatever is left in these, with every process that a round left dead."""
         self._lanes.clear()
+        await self._machine.repair()
 
     async def leave(self) -> None:
         """Delete every pool, as users would, where the lab goes on without it."""

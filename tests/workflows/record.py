@@ -1,7 +1,7 @@
 """Records histories, fingerprints and messages: `python -m tests.workflows.record [WHAT ...] [--unreleased]`.
 
 WHAT is `histories` (Loans and Reclaims), `upkeep` (heartbeats and sweeps), `fingerprints` or `messages`; all of it by
-default.
+default. The name of a scene records its histories alone, and leaves those of an older build as they are.
 Fingerprints are written only when a new `workflow.patched` guards what has changed; `--unreleased` says that no
 workflow of a released version runs anywhere.
 """
@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from activities.interfaces import BANK_QUEUE
 from gpubank.client import BankClient
 from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.failsafe import heartbeat_id
-from gpubank.domain.policy import Approval, OnCheckpointFailure
+from gpubank.domain.policy import Approval, OnCheckpointFailure, WithinGroup
 from gpubank.domain.recall import Decision, Extension, LoanPhase, ReclaimPhase
 from gpubank.domain.sweep import SweepInput
 from gpubank.embedded.devserver import DevServer
@@ -123,6 +123,50 @@ async def given_back(bank: FakeBank) -> WorkloadFacts:
     return train
 
 
+async def _made_room(bank: FakeBank) -> WorkloadFacts:
+    bank.terms.set_group("serving", within_group=WithinGroup.LOWER_PRIORITY)
+    await bank.own("serving", "low", hook=True)
+    low = await bank.placed("low")
+    await bank.own("serving", "high", priority=10)
+    return low
+
+
+async def own_side_returned_and_resumed(bank: FakeBank) -> WorkloadFacts:
+    low = await _made_room(bank)
+    await bank.placed("high")
+    await bank.loan_in(low, LoanPhase.PARKED)
+    await bank.world.finish_job("serving", "high")
+    await bank.placed("low")
+    await bank.loan_in(low, LoanPhase.CLOSED)
+    return low
+
+
+async def own_side_ended(bank: FakeBank) -> WorkloadFacts:
+    low = await _made_room(bank)
+    await bank.loan_in(low, LoanPhase.PARKED)
+    await bank.world.delete_job("serving", "low")
+    await bank.loan_in(low, LoanPhase.CLOSED)
+    return low
+
+
+async def own_side_released(bank: FakeBank) -> WorkloadFacts:
+    bank.trainers.mood = Mood.SILENT
+    low = await _made_room(bank)
+    await bank.loan_in(low, LoanPhase.CHECKPOINTING)
+    await bank.world.delete_job("serving", "high")
+    await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.CANCELLED)
+    await bank.loan_in(low, LoanPhase.CLOSED)
+    return low
+
+
+async def own_side_protected(bank: FakeBank) -> WorkloadFacts:
+    bank.trainers.mood = Mood.FAILS
+    low = await _made_room(bank)
+    await bank.reclaim_where("serving", lambda state: state.phase is ReclaimPhase.PARTIAL)
+    await bank.loan_in(low, LoanPhase.CLOSED)
+    return low
+
+
 SCENES: Final[tuple[Callable[[FakeBank], Awaitable[WorkloadFacts]], ...]] = (
     returned_and_resumed,
     retryable,
@@ -132,6 +176,10 @@ SCENES: Final[tuple[Callable[[FakeBank], Awaitable[WorkloadFacts]], ...]] = (
     approved_and_extended,
     denied,
     given_back,
+    own_side_returned_and_resumed,
+    own_side_ended,
+    own_side_released,
+    own_side_protected,
 )
 
 
@@ -146,9 +194,11 @@ async def bank_of_its_own() -> AsyncIterator[FakeBank]:
             yield bank
 
 
-async def record_histories() -> None:
-    """Play every scene on a server of its own, and keep the histories of its Loan and its Reclaim."""
+async def record_histories(names: Collection[str] = ()) -> None:
+    """Play the scenes, each on a server of its own, and keep the histories of its Loan and its Reclaim."""
     for scene in SCENES:
+        if names and scene.__name__ not in names:
+            continue
         async with bank_of_its_own() as bank:
             workload = await scene(bank)
             await asyncio.sleep(0.3)
@@ -211,8 +261,9 @@ def main(arguments: list[str]) -> None:
         "messages",
     }
     code = 0
-    if "histories" in what:
-        asyncio.run(record_histories())
+    scenes = what & {scene.__name__ for scene in SCENES}
+    if "histories" in what or scenes:
+        asyncio.run(record_histories(() if "histories" in what else scenes))
     if "upkeep" in what:
         asyncio.run(record_upkeep())
     if "fingerprints" in what:

@@ -83,8 +83,18 @@ async def test_a_reclaim_that_is_terminated_is_started_anew_and_meets_its_demand
     assert (await bank.loan_in(train, LoanPhase.PARKED)).recalls == 1
 
 
-async def test_a_parked_job_that_is_deleted_ends_its_loan(bank: FakeBank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.loans.END_POLL", timedelta(milliseconds=200))
+@pytest.mark.parametrize(
+    ("told_after", "looked_for"),
+    [
+        pytest.param(timedelta(milliseconds=200), timedelta(hours=1), id="the-controller-tells"),
+        pytest.param(timedelta(hours=1), timedelta(milliseconds=200), id="it-looks-for-itself"),
+    ],
+)
+async def test_a_parked_job_that_is_deleted_ends_its_loan(
+    bank: FakeBank, monkeypatch: pytest.MonkeyPatch, told_after: timedelta, looked_for: timedelta
+) -> None:
+    monkeypatch.setattr("gpubank.decide.step.MISSING_FOR", told_after)
+    monkeypatch.setattr("activities.loans.END_POLL", looked_for)
     train = await bank.borrow("research", "train", 16, hook=True, pods=2)
     await bank.own("serving", "serve")
     await bank.placed("serve")

@@ -31,13 +31,14 @@ async def test_a_recorded_history_replays(name: str) -> None:
     await replayer().replay_workflow(history(name))
 
 
-async def test_a_notice_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["loan-returned_and_resumed", "loan-own_side_returned_and_resumed"])
+async def test_a_notice_that_is_left_out_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def tell(self: LoanActs, key: str, reason: str, message: str) -> None:
         """Say nothing."""
 
     monkeypatch.setattr(LoanActs, "tell", tell)
     with pytest.raises(NondeterminismError):
-        await replayer().replay_workflow(history("loan-returned_and_resumed"))
+        await replayer().replay_workflow(history(name))
 
 
 def test_histories_tell_nothing_of_the_machine_that_recorded_them() -> None:

@@ -21,7 +21,7 @@ from gpubank.domain.loan import Line, LineState, WorkloadKey
 from gpubank.domain.terms import PoolTerms
 from gpubank.domain.transaction import DemandChange, Move, Take, Transaction
 from tests.unit.decide.parts import CLUSTER, NOW, POOL, WHOLE, Job, Queue
-from tests.unit.decide.promises import check_books, check_transaction
+from tests.unit.decide.promises import check_books, check_ends, check_transaction
 
 
 class Model:
@@ -43,6 +43,9 @@ class Model:
         """Whether whoever was recalled is not ready to be stopped yet."""
 
         self.last = Step()
+        self.told: set[str] = set()
+        """uids of Workloads whose end was said."""
+
         self._memo = Memo()
         self._seen: tuple[WorkloadFacts, ...] = ()
 
@@ -178,8 +181,11 @@ class Model:
     def step(self, *, crash_after: int | None = None) -> Step:
         """Decide, and commit the first `crash_after` transactions (all by default)."""
         facts = self._as_before(self.facts())
-        self.last = step(facts, self.books, self.terms, self.now, memo=self._memo)
-        assert self.last == step(facts, self.books, self.terms, self.now)
+        before = self.last.parked
+        self.last = step(facts, self.books, self.terms, self.now, before=before, memo=self._memo)
+        assert self.last == step(facts, self.books, self.terms, self.now, before=before)
+        check_ends(self.last, facts, before, self.now)
+        self.told |= {signal.workload.uid for signal in self.last.signals if signal.kind is SignalKind.ENDED}
         for transaction in self.last.transactions[:crash_after]:
             self.commit(transaction)
         return self.last

@@ -1,13 +1,17 @@
 """What must hold of every transaction and at every moment, whoever acts."""
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 
 from gpubank.decide.bill import follow
 from gpubank.decide.compile import nominals
 from gpubank.decide.desk import Desk
+from gpubank.decide.parked import MISSING_FOR, TOLD_FOR, Parked
 from gpubank.decide.slack import borrowed
+from gpubank.decide.step import SignalKind, Step
 from gpubank.domain.books import Applied, Books
 from gpubank.domain.contract import Side
+from gpubank.domain.facts import PoolFacts
 from gpubank.domain.loan import SURPLUS, LineState
 from gpubank.domain.policy import WithinGroup
 from gpubank.domain.transaction import Transaction
@@ -66,6 +70,23 @@ def _check_choices(desk: Desk, transaction: Transaction) -> None:
         assert (victim.group, victim.kind) == (owner.group, owner.kind) == (demand.lender, Side.OWN)
         assert victim.priority < owner.priority, "equal or higher priority makes room"
         assert victim.contract.reclaim_class.preempt_class in terms.only_preempt, "serving work makes room"
+
+
+def check_ends(said: Step, facts: PoolFacts, before: Parked, now: datetime) -> None:
+    """Assert that an end is said once, of nobody who is there and has not finished, and of all who were parked."""
+    ended = [signal.workload.uid for signal in said.signals if signal.kind is SignalKind.ENDED]
+    assert len(set(ended)) == len(ended)
+    for uid in ended:
+        workload = facts.workload(uid)
+        assert workload is None or workload.finished, f"{uid} is there"
+    for workload in before.there:
+        now_there = facts.workload(workload.key.uid)
+        missed = workload.key.uid in {each.workload.key.uid for each in said.parked.missing}
+        assert now_there is not None or missed or workload.key.uid in ended, "nobody tells of its end"
+    for each in before.missing:
+        over = now >= each.since + MISSING_FOR and facts.workload(each.workload.key.uid) is None
+        assert not over or each.workload.key.uid in ended, "nobody tells of its end in time"
+    assert all(now < each.since + TOLD_FOR for each in said.parked.missing), "remembered for ever"
 
 
 def check_books(books: Books, quotas: Iterable[int], reserved: int, capacity: int) -> None:

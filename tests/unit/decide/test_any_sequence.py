@@ -138,6 +138,7 @@ class Bank(RuleBasedStateMachine):
         model.check()
         check_rest(model)
         assert all(after in MOVES[before] for before, after in model.moves)
+        check_told(model)
 
 
 class CrowdedBank(Bank):
@@ -211,6 +212,16 @@ class ShapedBank(Bank):
         assert all(after in MOVES[before] for before, after in self.model.moves)
         if not self.model.terms.frozen(self.model.now):
             check_backed(self.model)
+
+
+def check_told(model: Model) -> None:
+    """Whoever is parked and deleted then is told of, and whoever is there is not."""
+    parked = {each.key.uid for each in model.last.parked.there}
+    assert parked <= model.jobs.keys() - model.told
+    for uid in sorted(parked):
+        model.finish(uid, deleted=True)
+    assert not parked or not model.settle()
+    assert parked <= model.told
 
 
 def check_backed(model: Model) -> None:

@@ -10,7 +10,6 @@ What is reported is for people; the next pass looks again.
 """
 
 import asyncio
-import copy
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -21,10 +20,11 @@ from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.errors import ApiError, ApiNotFoundError
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, Kind, Object
 from gpubank.adapters.kubernetes.kueue import queues
-from gpubank.adapters.kubernetes.kueue.order import IN_ORDER_ANNOTATION, is_momentary, relaxed
+from gpubank.adapters.kubernetes.kueue.drift import Drift, differences, fields
+from gpubank.adapters.kubernetes.kueue.order import relaxed
 from gpubank.adapters.kubernetes.kueue.view import View
 from gpubank.adapters.kubernetes.kueue.wanted import Want, Wants, named
-from gpubank.domain.contract import MANAGED_BY, MANAGED_BY_LABEL, POOL_LABEL, cohort_name, flavor_name
+from gpubank.domain.contract import MANAGED_BY, MANAGED_BY_LABEL, cohort_name, flavor_name
 from gpubank.domain.errors import ConflictError
 from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
 
@@ -51,13 +51,14 @@ class LayoutWriter:
 
     async def lay_out(self, layout: PoolLayout) -> LayoutReport:
         """Create or repair what the layout wants, retire what it no longer wants."""
-        run = _Run(self._connection, self._view, self._repairs, self._clock())
+        now = self._clock()
+        run = _Run(self._connection, self._view, self._repairs, now)
         if run.in_fail_safe(layout.pool):
             return run.report()
         wants = self._wants[layout.pool]
         names: dict[Kind, set[str]] = {}
         for kind, wanted in wants.of(layout).items():
-            left = wants.unsettled(wanted, self._found, _is_as_wanted)
+            left = wants.unsettled(wanted, self._found, lambda want, found: not differences(want, found, now))
             await run.each(run.settle(want, found) for want, found in left)
             names[kind] = {want.name for want in wanted}
         wants.forget(set().union(*names.values()))
@@ -139,7 +140,7 @@ class _Run:
         try:
             for _ in range(_TRIES):
                 try:
-                    await self._settle(kind, found, wanted)
+                    await self._settle(want, found)
                 except ConflictError:
                     # Kueue writes status into these objects all the time, so a cache is easily a moment behind.
                     found = await self._connection.get(kind, metadata["name"], metadata.get("namespace"))
@@ -155,44 +156,46 @@ class _Run:
         else:
             self.problem("Contended", f"{name} changes faster than it can be laid out; the next pass tries again")
 
-    async def _settle(self, kind: Kind, found: Object | None, wanted: Object) -> None:
+    async def _settle(self, want: Want, found: Object | None) -> None:
         if found is None:
-            await self._create(kind, wanted)
-        elif not queues.belongs(found, _pool_of(wanted)):
-            self.problem(
-                "ForeignObject",
-                f"{named(kind, wanted)} exists and is not the bank's for this pool, so it is left alone: remove or"
-                f" rename it, or hand it over by the labels {MANAGED_BY_LABEL}={MANAGED_BY} and those of the pool",
-            )
-        elif "deletionTimestamp" in found["metadata"]:
-            self.problem("Deleting", f"{named(kind, wanted)} is being deleted: it is made anew when it is gone")
-        else:
-            await self._repair(kind, found, wanted)
+            await self._create(want.kind, want.body)
+            return
+        for drift, change in differences(want, found, self._now):
+            await self._see_to(drift, want, found, change)
+
+    async def _see_to(self, drift: Drift, want: Want, found: Object, change: Object) -> None:
+        name = want.name
+        match drift:
+            case Drift.FOREIGN:
+                self.problem(
+                    "ForeignObject",
+                    f"{name} exists and is not the bank's for this pool, so it is left alone: remove or rename it, or"
+                    f" hand it over by the labels {MANAGED_BY_LABEL}={MANAGED_BY} and those of the pool",
+                )
+            case Drift.DELETING:
+                self.problem("Deleting", f"{name} is being deleted: it is made anew when it is gone")
+            case Drift.STOPPED:
+                policy = found["spec"]["stopPolicy"]
+                remedy = "set stopPolicy to None"
+                self.problem("Stopped", f"{name} is stopped ({policy}), so nothing new is admitted: {remedy}")
+            case Drift.ELSEWHERE:
+                await self._repoint(found, want.body)
+            case Drift.IN_ORDER:
+                pass  # whoever raises its quota ends that
+            case Drift.STRICT:
+                await self._relax(found)
+            case Drift.FIELDS:
+                await self._repair(want, found, change)
 
     async def _create(self, kind: Kind, wanted: Object) -> None:
         self._view.absorb(kind, await self._connection.create(kind, wanted))
         self.changed.append(named(kind, wanted))
 
-    async def _repair(self, kind: Kind, found: Object, wanted: Object) -> None:
-        name = named(kind, wanted)
-        if (found["spec"].get("stopPolicy") or "None") != "None":
-            policy = found["spec"]["stopPolicy"]
-            self.problem("Stopped", f"{name} is stopped ({policy}), so nothing new is admitted: set stopPolicy to None")
-        if kind == LOCAL_QUEUE and found["spec"]["clusterQueue"] != wanted["spec"]["clusterQueue"]:
-            await self._repoint(found, wanted)
-            return
-        change = _drift(kind, found, wanted)
-        if kind == CLUSTER_QUEUE and IN_ORDER_ANNOTATION in (found["metadata"].get("annotations") or {}):
-            if is_momentary(found, self._now):
-                change.get("spec", {}).pop("queueingStrategy", None)
-            else:
-                await self._relax(found)
-                return
-        fields = sorted(_fields(change))
-        if not fields:
-            return
+    async def _repair(self, want: Want, found: Object, change: Object) -> None:
+        kind, name, _ = want
+        drifted = sorted(fields(change))
         now = time.monotonic()
-        fought = [field for field in fields if self._is_fought(name, field, now)]
+        fought = [field for field in drifted if self._is_fought(name, field, now)]
         if fought:
             self.problem(
                 "RepeatedDrift",
@@ -206,7 +209,7 @@ class _Run:
         )
         self._view.absorb(kind, written)
         self.changed.append(name)
-        for field in fields:
+        for field in drifted:
             self._repairs[name, field].append(now)
 
     async def _relax(self, found: Object) -> None:
@@ -291,88 +294,3 @@ class _Run:
             kind, metadata["name"], metadata.get("namespace"), version=metadata["resourceVersion"]
         )
         self.changed.append(named(kind, body))
-
-
-def _is_as_wanted(want: Want, found: Object) -> bool:
-    """Whether there is nothing to do about an object, and nothing to say."""
-    kind, _, wanted = want
-    return (
-        queues.belongs(found, _pool_of(wanted))
-        and "deletionTimestamp" not in found["metadata"]
-        and (found["spec"].get("stopPolicy") or "None") == "None"
-        and (kind != LOCAL_QUEUE or found["spec"]["clusterQueue"] == wanted["spec"]["clusterQueue"])
-        # Strict for a moment, which must end: that is seen to in every pass.
-        and IN_ORDER_ANNOTATION not in (found["metadata"].get("annotations") or {})
-        and not _drift(kind, found, wanted)
-    )
-
-
-def _drift(kind: Kind, found: Object, wanted: Object) -> Object:
-    """Return the merge patch that makes `found` as `wanted` in what the bank looks after; empty where it is so."""
-    change: Object = {}
-    labels = found["metadata"].get("labels") or {}
-    if missing := {key: value for key, value in wanted["metadata"]["labels"].items() if labels.get(key) != value}:
-        change["metadata"] = {"labels": missing}
-    spec: Object = {}
-    if kind == RESOURCE_FLAVOR:
-        spec = _replaced(found["spec"], wanted["spec"], "nodeLabels")
-    elif kind == CLUSTER_QUEUE:
-        spec = _replaced(found["spec"], wanted["spec"], "namespaceSelector")
-        for field in ("queueingStrategy", "preemption"):
-            spec |= _covered(found["spec"], wanted["spec"], field)
-        if found["spec"].get("cohortName"):
-            spec["cohortName"] = None
-        spec |= _groups(found, wanted)
-    if spec:
-        change["spec"] = spec
-    return change
-
-
-def _groups(found: Object, wanted: Object) -> Object:
-    """Return the quota's frame if it is not as wanted, around the quota that stands."""
-    frame = wanted["spec"]["resourceGroups"]
-    resource = queues.resource_of(wanted)
-    if _frame(found["spec"].get("resourceGroups")) == _frame(frame):
-        return {}
-    nominal = queues.nominal(found) if queues.resource_of(found) == resource else 0
-    return {"resourceGroups": queues.resource_groups(frame[0]["flavors"][0]["name"], resource, nominal)}
-
-
-def _frame(groups: list[Object] | None) -> list[Any]:
-    """Return resource groups without their quotas."""
-    bare = copy.deepcopy(groups or [])
-    for amount in (each for group in bare for flavor in group["flavors"] for each in flavor["resources"]):
-        amount.pop("nominalQuota", None)
-    return bare
-
-
-def _replaced(found: Object, wanted: Object, field: str) -> Object:
-    """Return a patch that makes a field exactly as wanted, keys that only `found` has included."""
-    before, after = found.get(field), wanted.get(field)
-    if (before or None) == (after or None):
-        return {}
-    if after is None:
-        return {field: None}
-    return {field: {key: None for key in (before or {}) if key not in after} | after}
-
-
-def _covered(found: Object, wanted: Object, field: str) -> Object:
-    """Return a patch that makes a field as wanted where the wanted one says something."""
-    return {} if _covers(found.get(field), wanted[field]) else {field: wanted[field]}
-
-
-def _covers(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(_covers(found.get(key), value) for key, value in wanted.items())
-    return bool(found == wanted)
-
-
-def _fields(change: Object) -> list[str]:
-    return [
-        *(f"metadata.labels[{name}]" for name in change.get("metadata", {}).get("labels", {})),
-        *(f"spec.{name}" for name in change.get("spec", {})),
-    ]
-
-
-def _pool_of(wanted: Object) -> str:
-    return str(wanted["metadata"]["labels"][POOL_LABEL])
