@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,6 +14,9 @@ from gpubank.domain.pool import Freeze
 from gpubank.domain.terms import GroupTerms
 from tests.unit.decide.model import Model
 from tests.unit.decide.parts import HOOKED, RETRYABLE, SERVING, Job, group_terms, pool_terms
+
+# Thousands of steps: half a minute of a processor, and minutes of one that others use too.
+pytestmark = pytest.mark.timeout(600)
 
 GROUPS = ("a", "b", "c")
 CAPACITY = 24
