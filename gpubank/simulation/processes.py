@@ -17,7 +17,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Final
+
+PORTS: Final = range(10_000, 20_000)
+"""What servers listen on: below the ports that the kernel gives to connections, which it would also give to the
+connection that looks whether a server is there yet; that one then answers itself, and the server ends."""
 
 POLL: Final = 0.02
 """Seconds between two looks at a process that is being waited for."""
@@ -111,10 +116,15 @@ def stop(process: ProcessId, grace: float, *, first: signal.Signals = signal.SIG
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """Return a TCP port of loopback that nobody listens on now and no connection is given."""
+    random = SystemRandom()
+    while True:
+        port = random.choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port
 
 

@@ -12,7 +12,8 @@ from activities.interfaces import BANK_QUEUE
 from gpubank.client import BankClient
 from gpubank.domain.incident import QUEUE, IncidentPhase
 from gpubank.domain.refusal import read
-from gpubank.embedded.devserver import DevServer, free_port
+from gpubank.embedded.devserver import DevServer
+from gpubank.simulation.processes import free_port
 from nodeagent.reporter import LONGEST_PAUSE, Reporter
 from nodeagent.reporting.edges import Look, look
 from nodeagent.reporting.settings import ReporterSettings
