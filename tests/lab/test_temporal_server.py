@@ -8,6 +8,7 @@ import json
 import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ import yaml
 from gpubank.client import BankClient
 from gpubank.domain.recall import LoanPhase
 from gpubank.embedded.devserver import TUNING, find_binary
-from gpubank.lab import StartError, temporal
+from gpubank.lab import Lab, StartError, temporal
 from gpubank.lab.build import Built, GoProgram, cached
 from gpubank.lab.components import choose
+from gpubank.lab.components.postgres import POSTGRES
+from gpubank.lab.components.temporal import TEMPORAL
 from gpubank.lab.postgres import Postgres
 from gpubank.lab.temporal import DYNAMIC, PORTS, PROGRAM, SQL_TOOL, VERSION, TemporalServer
 from gpubank.settings import TemporalSettings
@@ -108,11 +111,15 @@ def test_a_server_that_dies_at_start_shows_the_end_of_its_log(
 # ---- the real one
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[TemporalServer]:
-    """A server on a PostgreSQL of its own."""
+@pytest.fixture
+def built() -> None:
     if not all(cached(program) for program in (PROGRAM, SQL_TOOL)):
         pytest.skip("the Temporal server is not built; run `gpubank lab build --with temporal`")
+
+
+@pytest.fixture
+def server(built: None) -> Iterator[TemporalServer]:
+    """A server on a PostgreSQL of its own."""
     with Postgres() as postgres, TemporalServer(postgres.url) as server:
         yield server
 
@@ -120,7 +127,7 @@ def server() -> Iterator[TemporalServer]:
 @pytest.mark.postgres
 @pytest.mark.temporal
 async def test_a_loan_runs_is_found_and_is_there_after_a_restart(server: TemporalServer) -> None:
-    async with fake_bank(await connected(server), {"research": 8, "serving": 8}) as bank:
+    async with fake_bank(await connected(server.address), {"research": 8, "serving": 8}) as bank:
         job = await bank.borrow("research", "train")
         await bank.loan_in(job, LoanPhase.ACTIVE)
 
@@ -133,9 +140,31 @@ async def test_a_loan_runs_is_found_and_is_there_after_a_restart(server: Tempora
     assert server.pid is None
     await asyncio.to_thread(server.start)
     assert server.pid is not None
-    rows = await (await connected(server)).loans(borrower="research")
+    rows = await (await connected(server.address)).loans(borrower="research")
     assert [row.loan for row in rows] == [bank.loan(job)]
 
 
-async def connected(server: TemporalServer) -> BankClient:
-    return await BankClient.connect(TemporalSettings(address=server.address))
+@pytest.mark.postgres
+@pytest.mark.temporal
+@pytest.mark.usefixtures("built")
+def test_a_lab_serves_it_and_has_it_back_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUBANK_LAB_STATE", str(tmp_path))
+    lab = Lab("temporal", nodes=0)
+    lab.components = (replace(POSTGRES, ports=(*POSTGRES.ports, "kube-apiserver")), TEMPORAL)
+    try:
+        lab.up()
+        asyncio.run(empty(lab.temporal_address))
+        lab.kill("temporal")
+        lab.start("temporal")
+        asyncio.run(empty(lab.temporal_address))
+    finally:
+        lab.clean()
+
+
+async def empty(address: str) -> None:
+    """See that the bank's namespace is there, and nothing in it."""
+    assert await (await connected(address)).loans(borrower="research") == []
+
+
+async def connected(address: str) -> BankClient:
+    return await BankClient.connect(TemporalSettings(address=address))
