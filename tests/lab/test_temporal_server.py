@@ -17,7 +17,7 @@ import yaml
 from gpubank.client import BankClient
 from gpubank.domain.recall import LoanPhase
 from gpubank.embedded.devserver import TUNING, find_binary
-from gpubank.lab import Lab, StartError, temporal
+from gpubank.lab import Lab, StartError, StateError, state, temporal
 from gpubank.lab.build import Built, GoProgram, cached
 from gpubank.lab.components import choose
 from gpubank.lab.components.postgres import POSTGRES
@@ -57,6 +57,14 @@ def test_only_its_user_may_read_the_configuration_that_has_the_password(tmp_path
 
 def test_a_lab_with_it_has_postgresql_first() -> None:
     assert [each.name for each in choose(["temporal"])][-2:] == ["postgres", "temporal"]
+
+
+def test_a_lab_without_it_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUBANK_LAB_STATE", str(tmp_path))
+    plain = state.State(name="plain", phase="ready", boot=state.boot_id(), ports={}, components=("postgres",))
+    state.write(tmp_path / "plain", plain)
+    with pytest.raises(StateError, match="gpubank lab up --name plain --with temporal"):
+        _ = Lab("plain").temporal_address
 
 
 def test_who_may_not_enter_the_database_is_told_what_is_wanted(tmp_path: Path) -> None:
