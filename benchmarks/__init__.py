@@ -2,7 +2,7 @@
 
     python -m benchmarks.decide      decisions over 1,000 to 100,000 loans
     python -m benchmarks.turn        rounds of a pool's loop with 1,000 groups and 10,000 Workloads
-    python -m benchmarks.worker      memory of idle Loans, events of a Loan's life, recalls a second on either ledger
+    python -m benchmarks.worker      idle Loans' memory, a Loan's events, recalls a second; SQLite and PostgreSQL
     python -m benchmarks.kueue       Kueue's admissions a second with the bank over without it (lab)
     python -m benchmarks.reclaim     from a demand to its admission, over Kueue's own preemption (lab)
     python -m benchmarks.scale       many groups under traffic: how soon demands are acted on, at what cost (lab)

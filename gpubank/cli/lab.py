@@ -130,6 +130,8 @@ def _extras(lab: Lab) -> list[tuple[str, dict[str, str]]]:
     found = []
     if "postgres" in running:
         found.append((f"PostgreSQL: {lab.postgres_url}", {"postgres": lab.postgres_url}))
+    if "temporal" in running:
+        found.append((f"Temporal: {lab.temporal_address}", {"temporal": lab.temporal_address}))
     if "prometheus" in running:
         url, folder = lab.prometheus_url, str(lab.targets)
         found.append((f"Prometheus: {url}, targets in {folder}", {"prometheus": url, "targets": folder}))

@@ -22,7 +22,7 @@ from gpubank.lab import nodes as fleet
 from gpubank.lab import state as states
 from gpubank.lab.access import ADMIN, MASTERS, Api, Manifest, documents, wait_until
 from gpubank.lab.build import build, cached
-from gpubank.lab.components import BASE, EXTRA, Component, Context, choose, prometheus
+from gpubank.lab.components import BASE, EXTRA, Component, Context, choose, prometheus, temporal
 from gpubank.lab.components.containerd import CONTAINERD, load_image
 from gpubank.lab.components.postgres import server as postgres_server
 from gpubank.lab.errors import StateError
@@ -212,20 +212,17 @@ class Lab:
     @property
     def postgres_url(self) -> str:
         """URL of the lab's PostgreSQL, if it was started with the component `postgres`."""
-        if "postgres" not in self._known().components:
-            raise StateError(
-                f"lab {self.name!r} runs no PostgreSQL; run `gpubank lab up --name {self.name} --with postgres`"
-            )
-        return postgres_server(self._context(self._known())).url
+        return postgres_server(self._having("postgres", "PostgreSQL")).url
+
+    @property
+    def temporal_address(self) -> str:
+        """host:port of the lab's Temporal server, if it was started with the component `temporal`."""
+        return self._having(temporal.NAME, "Temporal server").address(temporal.FRONTEND)
 
     @property
     def prometheus_url(self) -> str:
         """URL of the lab's Prometheus, if it was started with the component `prometheus`."""
-        if prometheus.NAME not in self._known().components:
-            raise StateError(
-                f"lab {self.name!r} runs no Prometheus; run `gpubank lab up --name {self.name} --with prometheus`"
-            )
-        return f"http://{self.url(prometheus.NAME)}"
+        return f"http://{self._having(prometheus.NAME, 'Prometheus').address(prometheus.NAME)}"
 
     @property
     def targets(self) -> Path:
@@ -316,6 +313,14 @@ class Lab:
             authority=Authority(self.folder / "pki"),
             built=built,
         )
+
+    def _having(self, component: str, called: str) -> Context:
+        """Return the context of a lab that runs an extra component; raise StateError if it does not."""
+        state = self._known()
+        if component not in state.components:
+            up = f"gpubank lab up --name {self.name} --with {component}"
+            raise StateError(f"lab {self.name!r} runs no {called}; run `{up}`")
+        return self._context(state)
 
     def _fill(self, context: Context) -> None:
         if not self._nodes:

@@ -13,11 +13,12 @@ from gpubank.lab.components.kwok import KWOK
 from gpubank.lab.components.postgres import POSTGRES
 from gpubank.lab.components.prometheus import PROMETHEUS
 from gpubank.lab.components.runner import RUNNER
+from gpubank.lab.components.temporal import TEMPORAL
 from gpubank.lab.errors import StateError
 
 BASE: Final[tuple[Component, ...]] = (ETCD, API_SERVER, CONTROLLER_MANAGER, SCHEDULER, KWOK, KUEUE, RUNNER)
 """What every lab runs."""
-EXTRA: Final[tuple[Component, ...]] = (POSTGRES, PROMETHEUS, CONTAINERD, KUBELET)
+EXTRA: Final[tuple[Component, ...]] = (POSTGRES, TEMPORAL, PROMETHEUS, CONTAINERD, KUBELET)
 """What a lab runs when asked for by name."""
 
 
