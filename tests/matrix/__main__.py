@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -66,7 +67,7 @@ async def play(cells: list[Cell], results: Results, folder: Path, lanes: int, mo
     bad = 0
     planned = rounds(cells, lanes)[:most]
     async with AsyncExitStack() as stack:
-        lab = await stack.enter_async_context(Lab(f"matrix-{folder.name[-8:].lower().strip('-_.')}", nodes=1))
+        lab = await stack.enter_async_context(Lab(f"matrix-{uuid.uuid4().hex[:8]}", nodes=1))
         postgres = stack.enter_context(Postgres())
         running = await stack.enter_async_context(running_bank(lab, postgres.create_database(), folder / "bank"))
         stage = await stack.enter_async_context(Stage.opened(running, Machine(running, postgres), folder))
