@@ -64,7 +64,7 @@ class Rounds:
     """Own jobs of one group, again and again."""
 
     def __init__(self, stage: Stage, bank: Bank, world: KueueWorld) -> None:
-        self._stage, self._running, self._bank, self._world = stage, stage.bank, bank, world
+        self._stage, self._bank, self._world = stage, bank, world
         self._group = bank.name("vision")
         self._number = 0
 
@@ -74,7 +74,7 @@ class Rounds:
 
     async def have(self, *, bank: bool) -> None:
         """Have the bank's processes run, or not."""
-        processes = self._running.processes
+        processes = self._stage.bank.processes
         alive = any(process.alive for process in processes.processes)
         if bank and not alive:
             await asyncio.to_thread(processes.start)

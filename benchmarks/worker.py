@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.report import Report, arguments, positive, ratio, spread
 from benchmarks.scale_meters import Meter
+from benchmarks.scale_pool import until
 from benchmarks.turn import found
 from benchmarks.worker_process import Setting, WorkerProcess
 from benchmarks.worlds import CLUSTER, POOL, SIZE, Size, World, group_name, workload, world
@@ -63,15 +64,14 @@ LOOK: Final = 0.25
 class Stores(NamedTuple):
     """Where things are kept."""
 
-    server: str
     temporal: str
     ledger: str
 
 
 STORES: Final[Mapping[str, Stores]] = {
-    "sqlite": Stores("dev server", "SQLite", "SQLite"),
-    "dev-postgresql": Stores("dev server", "SQLite", "PostgreSQL"),
-    "postgresql": Stores("Temporal server", "PostgreSQL", "PostgreSQL"),
+    "sqlite": Stores("SQLite", "SQLite"),
+    "dev-postgresql": Stores("SQLite", "PostgreSQL"),
+    "postgresql": Stores("PostgreSQL", "PostgreSQL"),
 }
 
 
@@ -100,7 +100,7 @@ class Bench:
         async def all_idle() -> bool:
             return len(await self.ledger.uses(limit=1_000_000)) == before + len(loans)
 
-        await _until(all_idle)
+        await until(all_idle, "a Loan for each", PATIENCE, LOOK)
         return time.monotonic() - begun
 
     async def recall(self, lenders: Sequence[str]) -> tuple[float, dict[str, float]]:
@@ -143,12 +143,6 @@ class Bench:
             await loan.result()
             events.append((await loan.describe()).history_length)
         return events
-
-
-async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await holds():  # noqa: ASYNC110 - no event tells of what another process writes
-            await asyncio.sleep(LOOK)
 
 
 def _news(of: WorkloadFacts, kind: SignalKind) -> LoanSignal:

@@ -95,7 +95,7 @@ def _check_workload(desk: Desk, demand: Demand, workload: WorkloadFacts | None) 
     elif workload.reserved:
         change(desk, demand, DemandState.CANCELLED, "its Workload was admitted meanwhile")
     elif workload.wait is Wait.OTHER and not desk.lasted(workload.waiting_since, ASTRAY):
-        pass
+        pass  # nobody can tell yet
     elif workload.wait is not Wait.QUOTA:
         change(desk, demand, DemandState.CANCELLED, f"its Workload waits for something else ({workload.wait})")
     elif all(other.key.uid != workload.key.uid for other in desk.owed(demand.lender)):

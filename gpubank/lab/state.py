@@ -6,7 +6,6 @@ process of it. Pids carry their start time and the boot they belong to: neither 
 """
 
 import os
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import SystemRandom
@@ -14,7 +13,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gpubank.simulation.processes import ProcessId
+from gpubank.simulation.processes import ProcessId, is_free
 
 FILE: Final = "state.json"
 MARKER: Final = "GPUBANK_LAB_FOLDER"
@@ -131,14 +130,5 @@ def choose_ports(names: Iterable[str], root: Path) -> dict[str, int]:
     candidates = iter(SystemRandom().sample(_PORTS, k=len(_PORTS)))
     chosen: dict[str, int] = {}
     for name in names:
-        chosen[name] = next(port for port in candidates if port not in promised and _free(port))
+        chosen[name] = next(port for port in candidates if port not in promised and is_free(port))
     return chosen
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

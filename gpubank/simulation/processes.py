@@ -119,13 +119,18 @@ def free_port() -> int:
     """Return a TCP port of loopback that nobody listens on now and no connection is given."""
     random = SystemRandom()
     while True:
-        port = random.choice(PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+        if is_free(port := random.choice(PORTS)):
+            return port
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody has a TCP port of loopback now."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class LocalProcess:

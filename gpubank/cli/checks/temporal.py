@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, TypeVar
 
 from temporalio.api.deployment.v1 import WorkerDeploymentVersion
@@ -50,16 +51,14 @@ async def check_temporal(settings: Settings) -> list[Check]:
         return [fail(AREA, str(error))]
     checks = []
     for check in (_server, _namespace, _attributes):
-        checks.append(await _asked(lambda: check(client, settings)))  # noqa: B023 - awaited before the next
+        checks.append(await _asked(partial(check, client, settings)))
         if checks[-1].level == "FAIL":
             return checks
     queues = [
         (BANK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW, "workflows"),
         (cluster_queue(settings.cluster.name), TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, "what touches the cluster"),
     ]
-    for name, kind, what in queues:
-        checks.append(await _asked(lambda: _listeners(client, name, kind, what)))  # noqa: B023
-    return checks
+    return [*checks, *await asyncio.gather(*(_asked(partial(_listeners, client, *queue)) for queue in queues))]
 
 
 async def _asked(check: Callable[[], Awaitable[Check]]) -> Check:

@@ -277,7 +277,8 @@ class WorkloadReader:
             state_since=self._clock(),
         )
         if before is None or before.uid != entry.uid:
-            if entry.wait is Wait.OTHER:  # no condition tells since when it is refused for another reason
+            # No condition tells since when it is refused for another reason; who held quota is billed until it lost it.
+            if entry.wait is Wait.OTHER and "Evicted" not in entry.conditions:
                 return entry
             return replace(entry, state_since=min(entry.state_since, _changed_at(entry) + _SECOND))
         unchanged = (before.reserved, before.wait) == (entry.reserved, entry.wait)

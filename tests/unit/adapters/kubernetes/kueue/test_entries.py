@@ -148,6 +148,10 @@ class TestSinceWhen:
         before = read(workload(), CREATED)
         assert read(workload(refused), seen, before).state_since == seen
         assert read(workload(refused), seen).state_since == seen, "no condition says when the words changed"
+        lost = CREATED + timedelta(minutes=10)
+        evicted = condition("Evicted", True, "PodsReadyTimeout", at=lost)
+        after_a_restart = read(workload(refused, evicted), seen).state_since
+        assert after_a_restart == lost + timedelta(seconds=1), "until then it is billed"
 
     def test_another_workload_of_the_same_name_has_its_own_time(self) -> None:
         before = read(workload(uid="old"), CREATED)
