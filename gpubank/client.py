@@ -12,11 +12,11 @@ from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.client import Client, TLSConfig, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.interfaces import BANK_QUEUE
+from gpubank.converter import DATA_CONVERTER
 from gpubank.decide.step import LoanSignal, SignalKind
 from gpubank.domain.base import Message
 from gpubank.domain.errors import BackendError
@@ -96,7 +96,7 @@ class BankClient(Incidents):
             temporal = await Client.connect(
                 settings.address,
                 namespace=settings.namespace,
-                data_converter=pydantic_data_converter,
+                data_converter=DATA_CONVERTER,
                 api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
                 tls=_tls(settings),
                 runtime=runtime,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
+from gpubank.converter import DATA_CONVERTER
 from tests.workflows import fingerprints
 from workers.wiring import WORKFLOWS, sandbox
 from workflows.loan_calls import LoanActs
@@ -19,7 +19,7 @@ HISTORIES = {path.stem: path for path in sorted((Path(__file__).parent / "histor
 
 
 def replayer() -> Replayer:
-    return Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter, workflow_runner=sandbox())
+    return Replayer(workflows=WORKFLOWS, data_converter=DATA_CONVERTER, workflow_runner=sandbox())
 
 
 def history(name: str) -> WorkflowHistory:

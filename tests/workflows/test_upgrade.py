@@ -16,12 +16,12 @@ from typing import Any, Final
 import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.common import WorkerDeploymentVersion
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, Worker
 from temporalio.workflow import NondeterminismError
 
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.cli.checks.temporal import check_temporal
+from gpubank.converter import DATA_CONVERTER
 from gpubank.domain.base import Message
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import WorkloadFacts
@@ -209,7 +209,7 @@ def next_build(loan: type) -> tuple[type, ...]:
 
 
 def replayer(loan: type) -> Replayer:
-    return Replayer(workflows=next_build(loan), data_converter=pydantic_data_converter, workflow_runner=sandbox())
+    return Replayer(workflows=next_build(loan), data_converter=DATA_CONVERTER, workflow_runner=sandbox())
 
 
 @pytest.mark.timeout(300)
@@ -349,7 +349,7 @@ def test_a_message_from_an_older_build_has_defaults_for_what_came_since() -> Non
     class New(Old):
         reason: str = ""
 
-    convert = pydantic_data_converter.payload_converter
+    convert = DATA_CONVERTER.payload_converter
     (from_old,) = convert.from_payloads(convert.to_payloads([Old(gpus=8)]), [New])
     assert from_old == New(gpus=8, reason="")
     (from_new,) = convert.from_payloads(convert.to_payloads([New(gpus=8, reason="x")]), [Old])
