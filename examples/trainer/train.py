@@ -61,9 +61,8 @@ class Digits:
     def load(cls) -> "Digits":
         """Read the 1,797 images of 8 x 8 that come with scikit-learn."""
         read = np.loadtxt(_shipped("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-        images, labels = read[:, :-1], read[:, -1]
-        order = np.random.default_rng(0).permutation(len(labels))
-        images, labels = images[order] / 16.0, labels[order].astype(np.int64)
+        order = np.random.default_rng(0).permutation(len(read))
+        images, labels = read[:, :-1][order] / 16.0, read[:, -1][order].astype(np.int64)
         return cls(images[TEST_IMAGES:], labels[TEST_IMAGES:], images[:TEST_IMAGES], labels[:TEST_IMAGES])
 
 
