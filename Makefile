@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport PYTHONDONTWRITEBYTECODE  # an image's setting: every process would compile the package anew
 
 .PHONY: help setup lock demo test matrix lint generate clean
 

@@ -3,6 +3,8 @@
 # on all cores; then the lab's, one after the other, on one lab.
 # With arguments, only pytest with these arguments. The real servers are built once into a cache outside the tree.
 set -euo pipefail
+# Tests start the package in hundreds of processes: without stored bytecode each of them would compile it anew.
+unset PYTHONDONTWRITEBYTECODE
 if [ "$#" -gt 0 ]; then
   exec pytest "$@"
 fi

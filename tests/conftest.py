@@ -21,6 +21,7 @@ pytest_plugins = (
     "tests.plugins.core",
     "tests.plugins.docs",
     "tests.plugins.exit",
+    "tests.plugins.garbage",
     "tests.plugins.kubelet",
     "tests.plugins.ledger",
     "tests.plugins.nvml",

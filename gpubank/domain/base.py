@@ -295,7 +295,7 @@ def _nulls(value: object, loc: tuple[int | str, ...]) -> Iterator[tuple[int | st
 
 
 class ApiModel(BaseModel):
-    """A frozen record of the API; unknown fields are errors, attribute docstrings become descriptions."""
+    """A frozen record of the API; unknown fields are errors; schemas describe a field by the docstring below it."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -304,7 +304,6 @@ class ApiModel(BaseModel):
         serialize_by_alias=True,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
     )
 
     @classmethod
@@ -341,7 +340,6 @@ class Message(BaseModel):
         serialize_by_alias=True,
         extra="ignore",
         frozen=True,
-        use_attribute_docstrings=True,
     )
 
 

@@ -132,6 +132,9 @@ class DevServer:
         process = self._process
         if process is None or process.returncode is not None:
             return
+        if not self._persistent:  # it has nothing to write down, and would take a second to say goodbye
+            await self.kill()
+            return
         process.terminate()
         try:
             await asyncio.wait_for(process.wait(), STOP_SECONDS)

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import ModelSchema
 
 from gpubank.domain.base import format_duration
+from gpubank.schema.described import descriptions
 
 _NULL: Final = {"type": "null"}
 JsonObject = dict[str, Any]
@@ -28,6 +30,15 @@ class WireSchema(GenerateJsonSchema):
         if isinstance(dft, BaseModel):
             return dft.model_dump(mode="json", by_alias=True, exclude_none=True)
         return super().encode_default(dft)
+
+    def model_schema(self, schema: ModelSchema) -> JsonObject:
+        """Render a model, with what it says of its fields."""
+        model: type[BaseModel] = schema["cls"]
+        rendered = super().model_schema(schema)
+        for name, said in descriptions(model).items():
+            of_field = rendered["properties"][model.model_fields[name].alias or name]
+            of_field.setdefault("description", said)
+        return rendered
 
 
 def json_schema(model: type[BaseModel]) -> JsonObject:

@@ -119,6 +119,9 @@ def _settings() -> Iterator[str]:
 
 
 def _fields(model: Any, defaults: dict[str, Any], prefix: str) -> Iterator[str]:
+    from gpubank.schema.described import descriptions  # pydantic again
+
+    said = descriptions(model)
     for name, field in model.model_fields.items():
         wire = field.alias or name
         default = defaults.get(wire)
@@ -128,7 +131,7 @@ def _fields(model: Any, defaults: dict[str, Any], prefix: str) -> Iterator[str]:
         shown = (
             "–" if default in (None, "", []) else f"`{', '.join(default) if isinstance(default, list) else default}`"
         )
-        yield f"| `{prefix}{wire}` | {shown} | {_cell(field.description or '')} |"
+        yield f"| `{prefix}{wire}` | {shown} | {_cell(said.get(name, ''))} |"
 
 
 def _default(value: Any) -> str:

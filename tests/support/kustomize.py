@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import yaml
 
+from gpubank.lab.access import documents
+
 Manifest = dict[str, Any]
 
 _KNOWN: Final = {"apiVersion", "kind", "resources", "components", "images", "patches", "namespace"}
@@ -36,7 +38,7 @@ def _apply(folder: Path, bodies: list[Manifest]) -> list[Manifest]:
     bodies = list(bodies)
     for entry in said.get("resources") or ():
         path = folder / entry
-        bodies += build(path) if path.is_dir() else [body for body in yaml.safe_load_all(path.read_text()) if body]
+        bodies += build(path) if path.is_dir() else documents(path)
     for entry in said.get("components") or ():
         bodies = _apply(folder / entry, bodies)
     for patch in said.get("patches") or ():

@@ -12,6 +12,7 @@ from typing import Any, Final
 import httpx2
 import yaml
 
+from gpubank.lab.access import documents
 from gpubank.simulation.processes import free_port
 
 ROOT: Final = Path(__file__).parents[2]
@@ -128,7 +129,7 @@ class Promtool:
 
 def rule_files() -> dict[str, str]:
     """Return every rule file in the manifests, by its name."""
-    bodies = (body for path in sorted((ROOT / "manifests").rglob("*.yaml")) for body in _documents(path))
+    bodies = (body for path in sorted((ROOT / "manifests").rglob("*.yaml")) for body in documents(path))
     found: dict[str, str] = {}
     for body in bodies:
         if body.get("kind") == "ConfigMap":
@@ -144,7 +145,7 @@ def alerts() -> list[dict[str, Any]]:
 
 def scrape_file() -> str:
     """Return the shipped `scrape_config_files` entry."""
-    (body,) = _documents(MONITORING / "scrape.yaml")
+    (body,) = documents(MONITORING / "scrape.yaml")
     (text,) = body["data"].values()
     return str(text)
 
@@ -179,7 +180,3 @@ def metric_names(expression: str) -> set[str]:
 def series_of(labels: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     """Return those of the labels that are there."""
     return {name: labels[name] for name in names if name in labels}
-
-
-def _documents(path: Path) -> Iterator[dict[str, Any]]:
-    return (body for body in yaml.safe_load_all(path.read_text()) if body)

@@ -1,12 +1,14 @@
-"""A Temporal server and a bank for every test: workflows of one test never meet the workers of another."""
+"""A Temporal namespace and a bank for every test: workflows of one test never meet the workers of another."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 
 from gpubank.client import BankClient
 from gpubank.domain.errors import BackendError
@@ -17,14 +19,20 @@ from gpubank.settings import TemporalSettings
 from gpubank.watchdog.watchdog import Watchdog
 from tests.fakes.bank import POOL, FakeBank, fake_bank
 from tests.fakes.branches import ManyBanks
-from workflows import attributes
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """host:port of a Temporal server, in memory, in which tests have namespaces of their own."""
+    async with DevServer(tmp_path_factory.mktemp("temporal"), search_attributes={}, persistent=False) as server:
+        await connected(server.address)
+        yield server.address
 
 
 @pytest.fixture
-async def bank_client(tmp_path: Path) -> AsyncIterator[BankClient]:
-    """A client of a Temporal server of its own, in memory."""
-    async with DevServer(tmp_path / "temporal", search_attributes=attributes.KINDS, persistent=False) as server:
-        yield await connected(server.address)
+async def bank_client(temporal_address: str) -> BankClient:
+    """A client of a Temporal namespace of the test's own."""
+    return await in_own_namespace(temporal_address)
 
 
 @pytest.fixture
@@ -35,13 +43,9 @@ async def bank(bank_client: BankClient) -> AsyncIterator[FakeBank]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def banks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ManyBanks]:
-    """Pools of their own for the scenarios of one module, on one Temporal server; they run in the module's loop."""
-    folder = tmp_path_factory.mktemp("temporal")
-    async with (
-        DevServer(folder, search_attributes=attributes.KINDS, persistent=False) as server,
-        ManyBanks(await connected(server.address)).running() as banks,
-    ):
+async def banks(temporal_address: str) -> AsyncIterator[ManyBanks]:
+    """Pools of their own for the scenarios of one module, in one Temporal namespace; they run in the module's loop."""
+    async with ManyBanks(await in_own_namespace(temporal_address)).running() as banks:
         yield banks
 
 
@@ -65,6 +69,25 @@ async def watched(bank: FakeBank) -> AsyncIterator[FakeBank]:
     yield bank
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def in_own_namespace(address: str) -> BankClient:
+    """Make a namespace with the bank's search attributes, and connect to it."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    elsewhere = await connected(address)
+    retention = Duration(seconds=24 * 3600)
+    await elsewhere.temporal.workflow_service.register_namespace(
+        RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=retention)
+    )
+    client = await BankClient.connect(TemporalSettings(address=address, namespace=name))
+    await client.register_search_attributes()
+    return client
+
+
+def settings_of(client: BankClient) -> TemporalSettings:
+    """Return with what another process or client reaches the same namespace."""
+    temporal = client.temporal
+    return TemporalSettings(address=temporal.service_client.config.target_host, namespace=temporal.namespace)
 
 
 async def connected(address: str, seconds: float = 20) -> BankClient:

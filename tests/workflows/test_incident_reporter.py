@@ -13,6 +13,7 @@ from gpubank.client import BankClient
 from gpubank.domain.incident import QUEUE, IncidentPhase
 from gpubank.domain.refusal import read
 from gpubank.embedded.devserver import DevServer
+from gpubank.settings import TemporalSettings
 from gpubank.simulation.processes import free_port
 from nodeagent.reporter import LONGEST_PAUSE, Reporter
 from nodeagent.reporting.edges import Look, look
@@ -22,7 +23,7 @@ from tests.fakes.bank import FakeBank, fake_bank
 from tests.fakes.incidents import Incidents, hasty
 from tests.fakes.plugin import FakePlugin, fake_plugin
 from tests.support.waiting import seen
-from tests.workflows.conftest import connected
+from tests.workflows.conftest import connected, settings_of
 from workflows import attributes
 
 pytestmark = pytest.mark.temporal
@@ -30,10 +31,10 @@ P = IncidentPhase
 NODE = "h100-node-1"
 
 
-def settings(folder: Path, spool: Path, address: str, **changes: Any) -> ReporterSettings:
+def settings(folder: Path, spool: Path, temporal: TemporalSettings, **changes: Any) -> ReporterSettings:
     body = {
         "node": NODE,
-        "temporal": {"address": address},
+        "temporal": {"address": temporal.address, "namespace": temporal.namespace},
         "pluginDirectory": str(folder),
         "spoolDirectory": str(spool),
         "podResourcesSocket": str(folder / "none.sock"),
@@ -60,7 +61,7 @@ def test_the_reporter_and_the_workers_mean_the_same_queue() -> None:
 async def test_what_was_seen_while_temporal_was_away_is_delivered_when_it_is_back(tmp_path: Path) -> None:
     port = free_port()
     async with fake_plugin() as (plugin, folder):
-        told = settings(folder, tmp_path / "spool", f"127.0.0.1:{port}")
+        told = settings(folder, tmp_path / "spool", TemporalSettings(address=f"127.0.0.1:{port}"))
         plugin.fault("xid 119", "reset", verdict="GPU_RESET")
         async with running(Reporter(told, NODE)):
             await seen(lambda: Spool(tmp_path / "spool").waiting(), "a report that is kept")
@@ -106,11 +107,11 @@ class Resting(Reporter):
 async def test_work_that_ends_at_once_is_tried_again_after_longer_and_longer_pauses(
     bank_client: BankClient, tmp_path: Path
 ) -> None:
-    address = bank_client.temporal.service_client.config.target_host
-    elsewhere = {"temporal": {"address": address, "namespace": "nowhere"}}
+    here = settings_of(bank_client)
+    elsewhere = here.model_copy(update={"namespace": "nowhere"})
     async with fake_plugin() as (_, folder):
-        strayed = Resting(settings(folder, tmp_path / "strayed", address, **elsewhere), NODE)
-        broken = Resting(settings(folder, tmp_path / "broken", address), NODE)
+        strayed = Resting(settings(folder, tmp_path / "strayed", elsewhere), NODE)
+        broken = Resting(settings(folder, tmp_path / "broken", here), NODE)
         broken.lose_the_spool()
         for reporter in (strayed, broken):
             async with running(reporter):
@@ -151,9 +152,8 @@ async def test_a_reporter_that_dies_between_delivery_and_forgetting_tells_twice_
     incidents: Incidents, plugin: tuple[FakePlugin, Path], tmp_path: Path
 ) -> None:
     broken, folder = plugin
-    address = incidents.bank.client.temporal.service_client.config.target_host
     broken.fault("xid 119", "reset", verdict="GPU_RESET")
-    async with running(Dying(settings(folder, tmp_path, address), NODE)) as reporter:
+    async with running(Dying(settings(folder, tmp_path, settings_of(incidents.bank.client)), NODE)) as reporter:
         assert isinstance(reporter, Dying)
         node = incidents.node()
         state = await incidents.reaches(node, P.TICKETED)
@@ -181,8 +181,7 @@ async def test_a_burst_is_one_incident_and_one_report(
         return look(inspected, *rest, **options)
 
     monkeypatch.setattr("nodeagent.reporter.look", noted)
-    address = incidents.bank.client.temporal.service_client.config.target_host
-    async with running(Reporter(settings(folder, tmp_path, address), NODE)):
+    async with running(Reporter(settings(folder, tmp_path, settings_of(incidents.bank.client)), NODE)):
         broken.fault("hung", "transient")
         node = incidents.node()
         await incidents.where(node, lambda state: state.cause == "hung", "it is told")

@@ -36,16 +36,14 @@ from gpubank.domain.facts import PoolFacts, WorkloadFacts
 from gpubank.domain.loan import LineState
 from gpubank.domain.policy import OnCheckpointFailure
 from gpubank.domain.recall import LoanOutcome, LoanPhase, ReclaimPhase
-from gpubank.embedded.devserver import DevServer
 from gpubank.simulation.cluster import SimulatedCluster
 from tests.contract.world import JobRequest, job_of
 from tests.fakes.bank import FakeBank
 from tests.fakes.branches import ManyBanks
 from tests.fakes.liar import HttpPod, Liar, Pods
 from tests.fakes.plays import Server, status
-from tests.workflows.conftest import connected
+from tests.workflows.conftest import in_own_namespace
 from tests.workflows.lies import ROWS, Row
-from workflows import attributes
 
 pytestmark = [pytest.mark.temporal, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
@@ -99,34 +97,35 @@ class Plays:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def plays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plays]:
+async def plays(
+    request: pytest.FixtureRequest, temporal_address: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Plays]:
     """A stage for the rows that were asked for."""
     asked = {item.callspec.params["row"].name for item in request.session.items if item.module is request.module}  # type: ignore[attr-defined]
     folder = tmp_path_factory.mktemp("lies")
     # Processes of one test run have their folders in a common one; a process that is alone has none to share.
     begun = tmp_path_factory.getbasetemp().parent / "lies-begun" if "PYTEST_XDIST_WORKER" in os.environ else folder
     begun.mkdir(exist_ok=True)
-    async with DevServer(folder / "temporal", search_attributes=attributes.KINDS, persistent=False) as server:
-        client = await connected(server.address)
-        branches: dict[str, SimulatedCluster] = {}
-        pods = Pods(lambda namespace: branches[namespace])
-        brief = timedelta(seconds=2)
-        http = HttpHook(rules=AddressRules(loopback=True), timeout=brief)
-        hooks = CheckpointHooks(
-            {
-                Transport.HTTP: http,
-                Transport.ANNOTATION: AnnotationHook(pods),
-                Transport.EXEC: ExecHook(pods, timeout=brief),
-            }
-        )
-        storage = FsspecStorage()
-        banks = ManyBanks(client, hook=hooks, storage=storage, attest=AttestPolicy(check_hashes=True))
-        async with banks.running():
-            found = Plays(Stage(banks, pods, branches, folder), [row for row in ROWS if row.name in asked], begun)
-            yield found
-            await found.close()
-        await http.close()
-        storage.close()
+    client = await in_own_namespace(temporal_address)
+    branches: dict[str, SimulatedCluster] = {}
+    pods = Pods(lambda namespace: branches[namespace])
+    brief = timedelta(seconds=2)
+    http = HttpHook(rules=AddressRules(loopback=True), timeout=brief)
+    hooks = CheckpointHooks(
+        {
+            Transport.HTTP: http,
+            Transport.ANNOTATION: AnnotationHook(pods),
+            Transport.EXEC: ExecHook(pods, timeout=brief),
+        }
+    )
+    storage = FsspecStorage()
+    banks = ManyBanks(client, hook=hooks, storage=storage, attest=AttestPolicy(check_hashes=True))
+    async with banks.running():
+        found = Plays(Stage(banks, pods, branches, folder), [row for row in ROWS if row.name in asked], begun)
+        yield found
+        await found.close()
+    await http.close()
+    storage.close()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.replace(" ", "-"))

@@ -29,10 +29,11 @@ from gpubank.domain.ledger import imbalance
 from gpubank.domain.loan import LineState
 from gpubank.domain.recall import Ended, LoanPhase, ReclaimPhase
 from gpubank.embedded.devserver import find_binary
-from gpubank.settings import Settings
+from gpubank.settings import Settings, TemporalSettings
 from tests.fakes.bank import FakeBank
 from tests.fakes.trainer import Mood
 from tests.workflows import messages
+from tests.workflows.conftest import settings_of
 from tests.workflows.next_loan import REASON, HastyLoan, NextLoan
 from tests.workflows.test_replay import history
 from workers import wiring
@@ -56,8 +57,8 @@ class Builds:
     running: dict[str, tuple[tuple[Worker, ...], list[asyncio.Task[None]]]] = field(default_factory=dict)
 
     @property
-    def address(self) -> str:
-        return self.bank.client.temporal.service_client.config.target_host
+    def temporal(self) -> TemporalSettings:
+        return settings_of(self.bank.client)
 
     async def start(self, build: str, workflows: tuple[type, ...] = WORKFLOWS) -> None:
         """Start workers of a build."""
@@ -82,7 +83,8 @@ class Builds:
     async def _told(self, command: list[str]) -> bool:
         """Whether Temporal takes a command about worker deployments."""
         process = await asyncio.create_subprocess_exec(
-            find_binary(), "worker", "deployment", *command, "--yes", "--address", self.address,
+            find_binary(), "worker", "deployment", *command, "--yes",
+            "--address", self.temporal.address, "--namespace", self.temporal.namespace,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         return await process.wait() == 0
@@ -260,7 +262,8 @@ async def test_a_versioned_worker_is_ready_and_well_in_the_doctors_eyes_only_whi
         _, is_current = telemetry.probes((), version("b")).ready
         assert "not known yet" in await is_current()
         following = asyncio.create_task(telemetry.follow(bank.client, version("b")))
-        settings = Settings.load({"temporal.address": builds.address, "cluster.name": bank.cluster})
+        reached = {f"temporal.{name}": getattr(builds.temporal, name) for name in ("address", "namespace")}
+        settings = Settings.load({**reached, "cluster.name": bank.cluster})
 
         async def ill() -> str:
             checks = await check_temporal(settings)

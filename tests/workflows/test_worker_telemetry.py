@@ -10,7 +10,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from gpubank.client import BankClient
 from gpubank.probes import Check
-from gpubank.settings import TemporalSettings
+from tests.workflows.conftest import settings_of
 from workers.telemetry import SILENT_AFTER, Telemetry
 
 QUEUE = "telemetry"
@@ -53,8 +53,7 @@ async def telemetry(clock: Seconds) -> AsyncIterator[Telemetry]:
 
 @pytest.fixture
 async def client(bank_client: BankClient, telemetry: Telemetry) -> BankClient:
-    address = bank_client.temporal.service_client.config.target_host
-    return await BankClient.connect(TemporalSettings(address=address), telemetry.runtime)
+    return await BankClient.connect(settings_of(bank_client), telemetry.runtime)
 
 
 async def until(look: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
