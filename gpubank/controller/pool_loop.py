@@ -4,8 +4,8 @@
        ▲                                                              │
        └───────────── on a change, at `wake_at`, or after a resync ───┘
 
-A raise for which somebody waits takes several answers of the scheduler, and demands are seen at the next look only. So
-a round writes for a moment, oldest stamp first, and what it did not come to is worked out anew by the next one.
+A raise for which somebody waits takes several answers of the scheduler, and a demand is seen at the next look only. So a
+round writes for about as long as it decides, oldest stamp first; what it does not come to the next one works out anew.
 
 Nothing is remembered between turns but what was said to whom and who rests or is parked, so a turn can be cut off
 anywhere and simply begins anew. One turn decides until nothing is left to decide, for a grant may make the next offer
@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from gpubank.controller.observer import Observer
-from gpubank.controller.together import begun_within, side_by_side
+from gpubank.controller.together import begun_until, side_by_side
 from gpubank.decide import compile as compiler
 from gpubank.decide.memo import Memo
 from gpubank.decide.parked import NOBODY
@@ -45,7 +45,10 @@ MAX_TURN: Final = 5.0
 that lasts is told of, and shows that the loop lives, only at its end."""
 
 WRITE_FOR: Final = 0.25
-"""Seconds in which one round begins quota writes of a kind; those that it has begun it waits for."""
+"""Seconds in which one round begins quota writes, at least; what it has begun it waits for.
+
+Where deciding takes longer it is as long as that, so that a slow machine writes for as long as it decides.
+"""
 
 BEAT_EVERY = timedelta(seconds=5)
 """Least time between two signs of life of a loop that turns all the time."""
@@ -194,6 +197,7 @@ class PoolLoop:
             terms = self._terms()
             if terms is None:
                 return self._resync
+            began = time.monotonic()
             facts = await self._backend.observe(self.pool)
             books = await self._ledger.books(self.cluster, self.pool)
             now = self._now()
@@ -202,7 +206,8 @@ class PoolLoop:
             self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            wrote = await self._write_quotas(books, facts)
+            took = time.monotonic() - began
+            wrote = await self._write_quotas(books, facts, time.monotonic() + max(took, WRITE_FOR))
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
@@ -252,7 +257,7 @@ class PoolLoop:
                 await self._tell_needs(decided, now)
         return len(decided.transactions), books
 
-    async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
+    async def _write_quotas(self, books: Books, facts: PoolFacts, until: float) -> int:
         """Write what compile says, lowering before raising; what this round does not come to is left to the next.
 
         Nothing is raised in a round that has lowerings left, or that has lost a race.
@@ -262,8 +267,8 @@ class PoolLoop:
         put = self._backend.take_back if back else self._backend.write_quota
         # The way back from the fail-safe has an order of its own.
         for stage in [(write,) for write in writes] if back else compiler.stages(writes, facts):
-            begun, errors = await begun_within(
-                WRITE_FOR,
+            begun, errors = await begun_until(
+                until,
                 (
                     put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
                     for write in stage

@@ -30,15 +30,14 @@ async def side_by_side(steps: Iterable[Awaitable[None]]) -> None:
         raise errors[0]
 
 
-async def begun_within(seconds: float, steps: Iterable[Awaitable[None]]) -> tuple[int, list[Exception]]:
-    """Begin steps for so long, some at a time, and wait for those that have begun.
+async def begun_until(end: float, steps: Iterable[Awaitable[None]]) -> tuple[int, list[Exception]]:
+    """Begin steps until a moment of the monotonic clock, some at a time, and wait for those that have begun.
 
     Return how many were begun, and what went wrong with any of them: one that fails is in no other's way. As many as
     run at a time are always begun. Each step is made when its turn has come, and two of them must not depend on each
     other.
     """
     waiting, begun, errors = iter(steps), 0, list[Exception]()
-    end = time.monotonic() + seconds
 
     async def work(first: bool) -> None:
         nonlocal begun

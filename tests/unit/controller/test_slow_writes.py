@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpubank.controller.pool_loop import PoolLoop
-from gpubank.controller.together import AT_ONCE
+from gpubank.controller.together import AT_ONCE, begun_until
 from gpubank.domain.contract import Side
 from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import PoolFacts
@@ -77,7 +77,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    monkeypatch.setattr("gpubank.controller.pool_loop.WRITE_FOR", 0.0)
+    monkeypatch.setattr("gpubank.controller.pool_loop.begun_until", lambda _, steps: begun_until(0.0, steps))
     async with a_bank(tmp_path) as bank:
         for number in range(2, 2 + len(MANY) // 8):
             bank.cluster.add_node(f"node-{number}", 8, pool=POOL)

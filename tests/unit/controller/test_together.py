@@ -1,6 +1,7 @@
 """Many calls at a time, and in which order a loop says and writes what it has decided."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpubank.controller.pool_loop import PoolLoop
-from gpubank.controller.together import AT_ONCE, begun_within, side_by_side
+from gpubank.controller.together import AT_ONCE, begun_until, side_by_side
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step
 from gpubank.domain.books import Books
 from gpubank.domain.demand import DemandKind
@@ -59,7 +60,7 @@ async def test_when_time_is_up_no_more_steps_are_begun_and_those_that_run_come_t
         await asyncio.sleep(0.02)
         done.append(number)
 
-    assert await begun_within(0.01, map(step, range(10 * AT_ONCE))) == (AT_ONCE, [])
+    assert await begun_until(time.monotonic() + 0.01, map(step, range(10 * AT_ONCE))) == (AT_ONCE, [])
     assert begun == done == list(range(AT_ONCE))
 
 
@@ -72,7 +73,7 @@ async def test_a_step_that_fails_is_in_no_other_ones_way_and_all_that_went_wrong
             raise BackendError(f"{number} is away")
         done.append(number)
 
-    begun, errors = await begun_within(60, map(step, range(5 * AT_ONCE)))
+    begun, errors = await begun_until(time.monotonic() + 60, map(step, range(5 * AT_ONCE)))
     assert begun == 5 * AT_ONCE
     assert [str(error) for error in errors] == [f"{number} is away" for number in range(0, 5 * AT_ONCE, 10)]
     assert done == [number for number in range(5 * AT_ONCE) if number % 10]
