@@ -4,8 +4,8 @@
        ▲                                                              │
        └───────────── on a change, at `wake_at`, or after a resync ───┘
 
-A raise for which somebody waits takes several answers of the scheduler, and a demand is seen at the next look only. So a
-round writes for about as long as it decides, oldest stamp first; what it does not come to the next one works out anew.
+A raise for which somebody waits takes several answers of the scheduler, and a demand is seen at the next look only.
+So a round writes for about as long as it decides, oldest stamp first, and the next one works out anew what is left.
 
 Nothing is remembered between turns but what was said to whom and who rests or is parked, so a turn can be cut off
 anywhere and simply begins anew. One turn decides until nothing is left to decide, for a grant may make the next offer
