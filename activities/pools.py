@@ -142,15 +142,23 @@ class Pools:
             return await self.books(transaction.pool)
         return await self.ledger.commit(transaction)
 
-    async def write_quotas(self, pool: str) -> None:
-        """Bring every quota of the pool to what the books say now, lowering before raising.
+    async def write_quotas(self, pool: str, *raised: str) -> None:
+        """Lower every quota of the pool to what the books say now, and then raise those of the groups in `raised`.
 
-        Nothing is written under the fail-safe. `ConflictError` means that somebody wrote a newer revision.
+        A raise for which somebody waits takes a while, and a step waits for its own alone: all others are the
+        controller's, which begins them anew for as long as books and queues differ. Nothing is written under the
+        fail-safe. `ConflictError` means that somebody wrote a newer revision.
         """
         facts = await self.quota.observe(pool)
         if facts.in_fail_safe:
             return
-        for stage in compiler.stages(compiler.writes(await self.books(pool), facts), facts):
+        seen = {(queue.group, queue.kind): queue.nominal for queue in facts.queues}
+        asked = [
+            write
+            for write in compiler.writes(await self.books(pool), facts)
+            if write.group in raised or write.nominal <= seen[write.group, write.kind]
+        ]
+        for stage in compiler.stages(asked, facts):
             written = await asyncio.gather(
                 *(
                     self.quota.write_quota(pool, each.group, each.kind, nominal=each.nominal, revision=each.revision)

@@ -4,6 +4,9 @@
        ▲                                                              │
        └───────────── on a change, at `wake_at`, or after a resync ───┘
 
+A raise for which somebody waits takes several answers of the scheduler, and a demand is seen at the next look only.
+So a round writes for about as long as it decides, oldest stamp first, and the next one works out anew what is left.
+
 Nothing is remembered between turns but what was said to whom and who rests or is parked, so a turn can be cut off
 anywhere and simply begins anew. One turn decides until nothing is left to decide, for a grant may make the next offer
 possible.
@@ -18,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from gpubank.controller.observer import Observer
-from gpubank.controller.together import side_by_side
+from gpubank.controller.together import begun_until, side_by_side
 from gpubank.decide import compile as compiler
 from gpubank.decide.memo import Memo
 from gpubank.decide.parked import NOBODY
@@ -40,6 +43,12 @@ MAX_ROUNDS = 50
 MAX_TURN: Final = 5.0
 """Seconds after which a turn is over although something is left: under steady traffic something always is, and a turn
 that lasts is told of, and shows that the loop lives, only at its end."""
+
+WRITE_FOR: Final = 0.25
+"""Seconds in which one round begins quota writes, at least; what it has begun it waits for.
+
+Where deciding takes longer it is as long as that, so that a slow machine writes for as long as it decides.
+"""
 
 BEAT_EVERY = timedelta(seconds=5)
 """Least time between two signs of life of a loop that turns all the time."""
@@ -188,6 +197,7 @@ class PoolLoop:
             terms = self._terms()
             if terms is None:
                 return self._resync
+            began = time.monotonic()
             facts = await self._backend.observe(self.pool)
             books = await self._ledger.books(self.cluster, self.pool)
             now = self._now()
@@ -196,7 +206,8 @@ class PoolLoop:
             self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            wrote = await self._write_quotas(books, facts)
+            took = time.monotonic() - began
+            wrote = await self._write_quotas(books, facts, time.monotonic() + max(took, WRITE_FOR))
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
@@ -246,25 +257,29 @@ class PoolLoop:
                 await self._tell_needs(decided, now)
         return len(decided.transactions), books
 
-    async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
-        """Write what compile says, lowering before raising; a lost race is left to the next round."""
+    async def _write_quotas(self, books: Books, facts: PoolFacts, until: float) -> int:
+        """Write what compile says, lowering before raising; what this round does not come to is left to the next.
+
+        Nothing is raised in a round that has lowerings left, or that has lost a race.
+        """
         back = facts.in_fail_safe
         writes = return_writes(books, facts) if back else compiler.writes(books, facts)
         put = self._backend.take_back if back else self._backend.write_quota
         # The way back from the fail-safe has an order of its own.
         for stage in [(write,) for write in writes] if back else compiler.stages(writes, facts):
-            written = await asyncio.gather(
-                *(
+            begun, errors = await begun_until(
+                until,
+                (
                     put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
                     for write in stage
                 ),
-                return_exceptions=True,
             )
-            for error in written:
-                if error is not None and not isinstance(error, ConflictError):
+            for error in errors:
+                if not isinstance(error, ConflictError):
                     raise error
-            if lost := [error for error in written if error is not None]:
-                log.info("pool %s: %s", self.pool, lost[0])
+            if errors:
+                log.info("pool %s: %s", self.pool, errors[0])
+            if errors or begun < len(stage):
                 break
         return len(writes)
 

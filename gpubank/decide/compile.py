@@ -1,6 +1,7 @@
 """The quotas are a function of the books: nothing else is remembered, and drift is repaired by recomputing."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from gpubank.domain.base import GpuCount, Message
 from gpubank.domain.books import Books
@@ -57,12 +58,17 @@ def revisions(books: Books) -> dict[Queue, int]:
 def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> tuple[tuple[QuotaWrite, ...], ...]:
     """Return the writes in two parts: everything that raises no quota, and then what does.
 
-    The writes of one part may go out at once, for between them no quota is lent twice.
+    The writes of one part may go out at once, for between them no quota is lent twice. Whoever does not come to all of
+    them begins with the first: they are in the order of the stamps that the queues bear. What was written bears the
+    newest stamp from then on, so that none waits for ever behind others that are written again and again.
     """
-    seen = {(queue.group, queue.kind): queue.nominal for queue in facts.queues}
-    raises = tuple(write for write in quota_writes if write.nominal > seen.get((write.group, write.kind), 0))
-    others = tuple(write for write in quota_writes if write.nominal <= seen.get((write.group, write.kind), 0))
-    return tuple(part for part in (others, raises) if part)
+    seen = {(queue.group, queue.kind): queue for queue in facts.queues}
+    parts: tuple[list[tuple[int, QuotaWrite]], ...] = [], []
+    for write in quota_writes:
+        queue = seen.get((write.group, write.kind))
+        nominal, stamp = (queue.nominal, queue.stamp) if queue is not None else (0, -1)
+        parts[write.nominal > nominal].append((stamp, write))
+    return tuple(tuple(write for _, write in sorted(part, key=itemgetter(0))) for part in parts if part)
 
 
 def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:

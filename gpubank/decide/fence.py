@@ -7,6 +7,7 @@ admit against the old one. So each stamp waits twice the slowest cycle after its
 The clock is monotonic and lives in the process: after a restart every wait begins anew, which is late, never early.
 """
 
+from math import inf
 from typing import Final
 
 MINIMUM_WAIT: Final = 0.25
@@ -22,6 +23,7 @@ class Fence:
     def __init__(self, cycle_p99: float = 0.0) -> None:
         self._wait = MINIMUM_WAIT
         self._fenced: dict[str, int] = {}
+        self._since: dict[str, float] = {}
         self._acknowledged: dict[str, dict[int, float]] = {}
         self.measured(cycle_p99)
 
@@ -42,7 +44,7 @@ class Fence:
         (somebody else's), takes the fence back: it is earned anew.
         """
         waits = self._acknowledged.setdefault(queue, {})
-        fenced = self._fenced.get(queue, -1)
+        fenced = before = self._fenced.get(queue, -1)
         for newer in [known for known in waits if known > stamp]:
             del waits[newer]
         if acknowledged:
@@ -58,9 +60,19 @@ class Fence:
         # The newest stamp's clock is kept; older ones have said what they know once they are fenced.
         self._acknowledged[queue] = {known: since for known, since in waits.items() if known >= fenced}
         self._fenced[queue] = fenced
+        if fenced != before:
+            self._since[queue] = monotonic_seconds
         return fenced
+
+    def since(self, queue: str) -> float:
+        """Return when the stamp that is fenced was found to be so: at the latest by then nobody could use an older one.
+
+        Infinity for a queue none of whose stamps ever was.
+        """
+        return self._since.get(queue, inf)
 
     def forget(self, queue: str) -> None:
         """Drop what is known of a queue that is gone."""
         self._fenced.pop(queue, None)
+        self._since.pop(queue, None)
         self._acknowledged.pop(queue, None)

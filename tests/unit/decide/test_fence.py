@@ -1,5 +1,7 @@
 """The fence."""
 
+from math import inf
+
 import pytest
 
 from gpubank.decide.fence import MINIMUM_WAIT, Fence
@@ -84,3 +86,28 @@ def test_the_wait_is_the_longer_of_both(p99: float, wait: float) -> None:
     fence = Fence()
     fence.measured(p99)
     assert fence.wait == pytest.approx(wait)
+
+
+def test_a_fence_says_since_when_its_stamp_is_known_to_be_fenced() -> None:
+    fence = Fence()
+    assert fence.since(QUEUE) == inf
+    fence.seen(QUEUE, 1, True, 0.0)
+    assert fence.since(QUEUE) == inf
+    fence.seen(QUEUE, 1, True, 1.0)
+    fence.seen(QUEUE, 2, True, 1.1)
+    assert fence.since(QUEUE) == 1.0, "a newer stamp that is not fenced yet changes nothing"
+    fence.seen(QUEUE, 2, True, 2.0)
+    fence.seen(QUEUE, 2, True, 3.0)
+    assert fence.since(QUEUE) == 2.0
+
+
+def test_a_fence_that_was_taken_back_and_earned_again_is_as_young_as_that() -> None:
+    fence = Fence()
+    fence.seen(QUEUE, 1, True, 0.0)
+    fence.seen(QUEUE, 1, True, 1.0)
+    fence.seen(QUEUE, 1, False, 2.0)
+    fence.seen(QUEUE, 1, True, 2.1)
+    assert fence.seen(QUEUE, 1, True, 3.0) == 1
+    assert fence.since(QUEUE) == 3.0
+    fence.forget(QUEUE)
+    assert fence.since(QUEUE) == inf

@@ -6,11 +6,10 @@
 How late `observe` may be: what the bank wrote it sees at once, what Kueue and others do as soon as the watch brings it
 (milliseconds; `STALE` seconds at worst, then it refuses to answer). Where lateness would be dangerous it is not relied
 on: before a stamp is first called fenced, the queue is read anew from the API server after the fence's wait, so that
-the reservations told with it include everything that the old quota admitted.
+the reservations told with it include everything that the old quota admitted (see `fences`).
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -19,16 +18,15 @@ from typing import Final, Self
 
 from gpubank.adapters.kubernetes.cache import Cache
 from gpubank.adapters.kubernetes.connection import Connection
-from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Object
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.entries import JobEntry, PodEntry, WorkloadEntry
 from gpubank.adapters.kubernetes.kueue.facts import PoolReader
+from gpubank.adapters.kubernetes.kueue.fences import Fences
 from gpubank.adapters.kubernetes.kueue.layout import LayoutWriter
 from gpubank.adapters.kubernetes.kueue.order import Order
 from gpubank.adapters.kubernetes.kueue.quota import Writer
 from gpubank.adapters.kubernetes.kueue.settings import check_settings
 from gpubank.adapters.kubernetes.kueue.view import View
-from gpubank.decide.fence import Fence
 from gpubank.domain.contract import Side, cohort_name, flavor_name, queue_parts
 from gpubank.domain.facts import Mark, PoolFacts
 from gpubank.domain.layout import LayoutProblem, LayoutReport, PoolLayout
@@ -36,13 +34,6 @@ from gpubank.domain.loan import WorkloadKey
 
 FOLD: Final = 0.03
 """Seconds in which changes that follow each other are told as one."""
-
-_SINGLE_READS, _SINGLE_SHARE = 16, 10
-"""Queues whose fence is confirmed one by one: so many, or one in so many of the pool's. More of them, as after a start,
-are read in one list, which costs as much as all of them."""
-
-_AT_ONCE: Final = 16
-"""Reads in flight."""
 
 
 def _now() -> datetime:
@@ -73,24 +64,19 @@ class KueueBackend:
         self._layout = LayoutWriter(connection, self._view, clock)
         self._order = Order(connection, self._view, clock)
         self._writer = Writer(connection, self._view.absorb, self._order)
-        self._fence = Fence(cycle_p99)
-        self._confirmed: dict[str, int] = {}
-        self._settled: dict[str, Object] = {}
-        """Queues whose stamp is fenced and confirmed, as they stood then: nothing is left to be waited for."""
-
+        self._fences = Fences(connection, self._view, cycle_p99)
         self._readers: dict[str, PoolReader] = {}
-        self._queues_heard = self._view.queues.heard_by(self._note_stamp)
 
     def start(self) -> None:
         """Begin to watch; needs a running event loop."""
-        self._queues_heard.__enter__()
+        self._fences.start()
         self._view.caches.start()
 
     async def stop_watching(self) -> None:
         """End every watch."""
         await self._order.end()
         await self._view.caches.stop()
-        self._queues_heard.__exit__(None, None, None)
+        self._fences.stop()
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -116,7 +102,7 @@ class KueueBackend:
     async def observe(self, pool: str) -> PoolFacts:
         """Return the pool's facts from the caches; see the module for how late they may be. Raises `BackendError`."""
         await self._view.caches.ready()
-        fenced = await self._fenced(pool)
+        fenced = await self._fences.confirmed(pool)
         reader = self._readers.setdefault(pool, PoolReader(self._cluster, pool))
         return reader.read(self._view.seen(pool, fenced), at=self._clock())
 
@@ -171,7 +157,7 @@ class KueueBackend:
             yield
             while True:
                 try:
-                    async with asyncio.timeout(self._fence.wait if self._is_fencing(pool, queue) else None):
+                    async with asyncio.timeout(self._fences.wait if self._fences.is_awaited(pool, queue) else None):
                         await changed.wait()
                 except TimeoutError:
                     pass
@@ -189,68 +175,11 @@ class KueueBackend:
 
     def measured(self, cycle_p99: float) -> None:
         """Take note of how long Kueue's admission cycles last, as their 99th percentile in seconds."""
-        self._fence.measured(cycle_p99)
+        self._fences.measured(cycle_p99)
 
     async def check_settings(self, namespace: str | None = None) -> tuple[LayoutProblem, ...]:
         """Return which of Kueue's settings are not as the bank needs them; see `settings`."""
         return await check_settings(self._connection, self._view, namespace)
-
-    # ---- the fence
-
-    def _note_stamp(self, before: Object | None, after: Object | None) -> None:
-        """Start the fence's clock when the acknowledgement is first seen, not when somebody asks."""
-        if after is not None and queues.is_ours(after):
-            self._see(after)
-        elif after is None and before is not None:
-            self._fence.forget(before["metadata"]["name"])
-            self._confirmed.pop(before["metadata"]["name"], None)
-            self._settled.pop(before["metadata"]["name"], None)
-
-    def _see(self, body: Object) -> int:
-        acknowledged = queues.is_acknowledged(body)
-        return self._fence.seen(body["metadata"]["name"], queues.stamp(body), acknowledged, time.monotonic())
-
-    async def _fenced(self, pool: str) -> dict[str, int]:
-        """Return the highest fenced stamp by queue; what is newly fenced is read anew first."""
-        bodies = self._view.of_pool(pool)
-        unsettled = {name: body for name, body in bodies.items() if self._settled.get(name) is not body}
-        fenced = {name: self._see(body) for name, body in unsettled.items()}
-        for name, stamp in fenced.items():
-            # A fence that was taken back must be confirmed anew.
-            self._confirmed[name] = min(stamp, self._confirmed.get(name, queues.NO_STAMP))
-
-        due = {name: stamp for name, stamp in fenced.items() if stamp > self._confirmed.get(name, queues.NO_STAMP)}
-        if len(due) > max(_SINGLE_READS, len(bodies) // _SINGLE_SHARE):
-            await self._read_all()
-        else:
-            slots = asyncio.Semaphore(_AT_ONCE)
-            await asyncio.gather(*(self._read(name, slots) for name in due))
-        self._confirmed |= due
-        for name, body in unsettled.items():
-            if self._confirmed[name] == queues.stamp(body) and queues.is_acknowledged(body):
-                self._settled[name] = body
-        return {name: self._confirmed.get(name, queues.NO_STAMP) for name in bodies}
-
-    async def _read(self, name: str, slots: asyncio.Semaphore) -> None:
-        async with slots:
-            body = await self._connection.get(CLUSTER_QUEUE, name)
-        if body is not None:
-            self._view.absorb(CLUSTER_QUEUE, body)
-
-    async def _read_all(self) -> None:
-        for item in await self._connection.all(CLUSTER_QUEUE):
-            self._view.absorb(CLUSTER_QUEUE, item)
-
-    def _is_fencing(self, pool: str, queue: str = "") -> bool:
-        """Whether a fence is awaited, of this queue or of any."""
-        bodies = self._view.of_pool(pool)
-        if queue:
-            bodies = {queue: bodies[queue]} if queue in bodies else {}
-        return any(
-            queues.is_acknowledged(body) and queues.stamp(body) > self._confirmed.get(name, queues.NO_STAMP)
-            for name, body in bodies.items()
-            if self._settled.get(name) is not body
-        )
 
     # ---- what concerns whom
 

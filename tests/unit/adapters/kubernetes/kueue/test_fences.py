@@ -1,0 +1,185 @@
+"""What confirming fences asks of the API server, and what it takes for confirmed."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from benchmarks.paper_cluster import PaperCluster
+from benchmarks.worlds import CLUSTER, POOL, Size, World, group_name, world
+from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Kind, Object
+from gpubank.adapters.kubernetes.kueue import queues
+from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
+from gpubank.decide.fence import MINIMUM_WAIT
+from gpubank.domain.contract import REVISION_ANNOTATION, Side, own_queue
+from gpubank.domain.facts import PoolFacts
+
+GROUPS = 60
+BURST = [group_name(index) for index in range(25)]
+"""Groups whose queues move at the same time: more than a sixth of the pool."""
+
+STAMP = 1_000_000
+
+
+class Counted(PaperCluster):
+    """Counts reads of queues, and can have them take their time."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.read: list[str] = []
+        self.lists = 0
+        self.hold: asyncio.Event | None = None
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
+        if kind == CLUSTER_QUEUE:
+            self.read.append(name)
+        found = await super().get(kind, name, namespace)
+        if self.hold is not None:
+            await self.hold.wait()  # the answer is of the moment when it was asked
+        return found
+
+    async def all(self, kind: Kind, *, selectors: Mapping[str, str] | None = None) -> list[Object]:
+        self.lists += kind == CLUSTER_QUEUE
+        return await super().all(kind, selectors=selectors)
+
+    async def move(self, *groups: str, stamp: int = STAMP) -> None:
+        """Have own queues written anew; Kueue acknowledges it at once."""
+        for group in groups:
+            change = {"metadata": {"annotations": {REVISION_ANNOTATION: str(stamp)}}}
+            await self.patch(CLUSTER_QUEUE, own_queue(group, POOL), None, change)
+
+    def edit(self, group: str, nominal: int) -> None:
+        """Have somebody else edit an own queue; Kueue has not taken it in yet."""
+        body = self._objects[CLUSTER_QUEUE]["", own_queue(group, POOL)]
+        metadata = {**body["metadata"], "generation": body["metadata"]["generation"] + 1}
+        spec = {**body["spec"], "resourceGroups": queues.resource_groups(POOL, queues.resource_of(body), nominal)}
+        self._put(CLUSTER_QUEUE, {**body, "metadata": metadata, "spec": spec})
+
+
+def fenced(facts: PoolFacts, *groups: str) -> list[int]:
+    own = {queue.group: queue.fenced for queue in facts.queues if queue.kind is Side.OWN}
+    return [own[group] for group in groups]
+
+
+async def wait_out() -> None:
+    await asyncio.sleep(MINIMUM_WAIT + 0.05)
+
+
+@pytest.fixture
+async def cluster() -> Counted:
+    return Counted(world(Size(groups=GROUPS, loans=0)))
+
+
+@pytest.fixture
+async def backend(cluster: Counted) -> AsyncIterator[KueueBackend]:
+    """A backend that has looked for a while: every fence of the start is confirmed."""
+    connection: Any = cluster
+    async with KueueBackend(connection, cluster=CLUSTER) as backend:
+        await backend.observe(POOL)
+        await wait_out()
+        await backend.observe(POOL)
+        yield backend
+
+
+async def test_after_a_start_all_queues_are_listed_once_and_none_is_read(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    assert (cluster.lists, cluster.read) == (1, [])
+
+
+async def test_queues_that_move_are_read_once_each_and_the_rest_of_the_pool_is_not_listed(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    await cluster.move(*BURST)
+    await backend.observe(POOL)
+    await wait_out()
+    assert fenced(await backend.observe(POOL), *BURST) == [STAMP] * len(BURST)
+    assert (cluster.lists, sorted(cluster.read)) == (1, [own_queue(group, POOL) for group in BURST])
+    for _ in range(20):
+        await backend.observe(POOL)
+    assert (cluster.lists, len(cluster.read)) == (1, len(BURST))
+
+
+async def test_all_who_look_at_the_same_time_share_the_reads(cluster: Counted, backend: KueueBackend) -> None:
+    await cluster.move(*BURST)
+    await backend.observe(POOL)
+    await wait_out()
+    looks = await asyncio.gather(*(backend.observe(POOL) for _ in range(10)))
+    assert all(fenced(facts, *BURST) == [STAMP] * len(BURST) for facts in looks)
+    assert (cluster.lists, len(cluster.read)) == (1, len(BURST))
+
+
+async def test_who_is_cut_off_while_it_reads_leaves_the_reading_to_the_next(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    await cluster.move("g0000")
+    await backend.observe(POOL)
+    await wait_out()
+    cluster.hold = asyncio.Event()
+    first, second = (asyncio.create_task(backend.observe(POOL)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.sleep(0.01)
+    cluster.hold.set()
+    assert fenced(await second, "g0000") == [STAMP]
+    assert len(cluster.read) == 2
+
+
+async def test_a_read_that_began_before_a_fence_was_earned_confirms_nothing(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    await cluster.move("g0000")
+    await backend.observe(POOL)
+    await wait_out()
+    held = cluster.hold = asyncio.Event()
+    late = asyncio.create_task(backend.observe(POOL))
+    await asyncio.sleep(0.01)
+    assert len(cluster.read) == 1
+    await cluster.move("g0000", stamp=STAMP + 1)
+    await wait_out()  # the second fence is earned while the read for the first one is on its way
+    second = asyncio.create_task(backend.observe(POOL))
+    await asyncio.sleep(0.01)
+    cluster.hold = None
+    held.set()
+    await late
+    assert fenced(await second, "g0000") == [STAMP + 1]
+    assert len(cluster.read) == 2
+
+
+async def test_what_a_read_shows_to_be_edited_meanwhile_is_not_fenced(cluster: Counted, backend: KueueBackend) -> None:
+    await cluster.move("g0000")
+    await backend.observe(POOL)
+    await wait_out()
+    cluster._events.clear()  # the watch is late from here on
+    cluster.edit("g0000", 77)
+    facts = await backend.observe(POOL)
+    assert fenced(facts, "g0000") == [-1]
+    assert facts.queue("g0000", Side.OWN).nominal == 77  # type: ignore[union-attr]
+
+
+async def test_a_watch_that_is_late_does_not_make_old_reservations_look_fenced(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    await cluster.move("g0000")
+    await backend.observe(POOL)
+    cluster._events.clear()  # the watch is late from here on
+    body = cluster._objects[CLUSTER_QUEUE]["", own_queue("g0000", POOL)]
+    body["status"]["flavorsReservation"] = [
+        {"name": POOL, "resources": [{"name": queues.resource_of(body), "total": "5"}]}
+    ]
+    cluster._put(CLUSTER_QUEUE, body)
+    began = time.monotonic()
+    while fenced(facts := await backend.observe(POOL), "g0000") != [STAMP]:
+        assert time.monotonic() - began < 10
+        await asyncio.sleep(0.02)
+    assert facts.queue("g0000", Side.OWN).reserved == 5  # type: ignore[union-attr]
+
+
+async def test_a_queue_that_is_gone_from_the_server_is_not_confirmed(cluster: Counted, backend: KueueBackend) -> None:
+    await cluster.move("g0000")
+    await backend.observe(POOL)
+    await wait_out()
+    del cluster._objects[CLUSTER_QUEUE]["", own_queue("g0000", POOL)]
+    assert fenced(await backend.observe(POOL), "g0000") == [1], "what was confirmed before"
