@@ -41,10 +41,11 @@ def test_payloads_are_those_of_the_library_so_older_histories_stay_readable() ->
 def test_what_one_run_has_built_the_next_one_uses() -> None:
     first, second = BankPayloadConverter(), BankPayloadConverter()
     payloads = first.to_payloads([GRANT])
+    hint: Any = Granted | None
 
-    first.from_payloads(payloads, [Granted | None])
+    first.from_payloads(payloads, [hint])
     built = _validators_built()
-    second.from_payloads(payloads, [Granted | None])
+    second.from_payloads(payloads, [hint])
 
     assert _validators_built() == built
     assert all(second.converters[encoding] is part for encoding, part in first.converters.items())
