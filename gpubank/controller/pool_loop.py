@@ -100,7 +100,7 @@ class PoolLoop:
         self._leases = leases
         self._beat_at: datetime | None = None
         self._gets_on = False
-        """Whether something that the last turn decided came into the books."""
+        """Whether something that the last turn decided came into the books, or from there into a queue."""
 
         self._wake = asyncio.Event()
         self._said: dict[tuple[str, str], _Said] = {}
@@ -152,7 +152,7 @@ class PoolLoop:
                 await watcher
 
     async def _beat(self, wait: timedelta) -> None:
-        """Give a sign of life after a turn that came to an end, or whose decisions came into the books.
+        """Give a sign of life after a turn that came to an end, or whose decisions came into the books or the queues.
 
         Under steady traffic there is always one more thing to decide, and no turn comes to an end: were that no life,
         the watchdog would take a pool from a bank that works. A loop that decides and cannot write is none.
@@ -274,6 +274,7 @@ class PoolLoop:
                     for write in stage
                 ),
             )
+            self._gets_on = self._gets_on or begun > len(errors)
             for error in errors:
                 if not isinstance(error, ConflictError):
                     raise error
