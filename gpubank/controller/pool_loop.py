@@ -44,10 +44,10 @@ MAX_TURN: Final = 5.0
 """Seconds after which a turn is over although something is left: under steady traffic something always is, and a turn
 that lasts is told of, and shows that the loop lives, only at its end."""
 
-WRITE_FOR: Final = 0.25
-"""Seconds in which one round begins quota writes, at least; what it has begun it waits for.
+WRITE_FOR, WRITE_FOR_MOST = 0.25, 1.0
+"""Seconds in which one round begins quota writes: as long as it has taken to decide, within these bounds.
 
-Where deciding takes longer it is as long as that, so that a slow machine writes for as long as it decides.
+A slow machine then writes for as long as it decides. What a round has begun it waits for.
 """
 
 BEAT_EVERY = timedelta(seconds=5)
@@ -206,8 +206,9 @@ class PoolLoop:
             self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            took = time.monotonic() - began
-            wrote = await self._write_quotas(books, facts, time.monotonic() + max(took, WRITE_FOR))
+            spent = time.monotonic()
+            until = spent + min(max(spent - began, WRITE_FOR), WRITE_FOR_MOST)
+            wrote = await self._write_quotas(books, facts, until)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
