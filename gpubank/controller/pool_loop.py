@@ -44,10 +44,10 @@ MAX_TURN: Final = 5.0
 """Seconds after which a turn is over although something is left: under steady traffic something always is, and a turn
 that lasts is told of, and shows that the loop lives, only at its end."""
 
-WRITE_FOR: Final = 0.25
-"""Seconds in which one round begins quota writes, at least; what it has begun it waits for.
+WRITE_FOR, WRITE_FOR_MOST = 0.25, 1.0
+"""Seconds in which one round begins quota writes: as long as it has taken to decide, within these bounds.
 
-Where deciding takes longer it is as long as that, so that a slow machine writes for as long as it decides.
+A slow machine then writes for as long as it decides. What a round has begun it waits for.
 """
 
 BEAT_EVERY = timedelta(seconds=5)
@@ -100,7 +100,7 @@ class PoolLoop:
         self._leases = leases
         self._beat_at: datetime | None = None
         self._gets_on = False
-        """Whether something that the last turn decided came into the books."""
+        """Whether something that the last turn decided came into the books, or from there into a queue."""
 
         self._wake = asyncio.Event()
         self._said: dict[tuple[str, str], _Said] = {}
@@ -152,7 +152,7 @@ class PoolLoop:
                 await watcher
 
     async def _beat(self, wait: timedelta) -> None:
-        """Give a sign of life after a turn that came to an end, or whose decisions came into the books.
+        """Give a sign of life after a turn that came to an end, or whose decisions came into the books or the queues.
 
         Under steady traffic there is always one more thing to decide, and no turn comes to an end: were that no life,
         the watchdog would take a pool from a bank that works. A loop that decides and cannot write is none.
@@ -206,8 +206,9 @@ class PoolLoop:
             self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            took = time.monotonic() - began
-            wrote = await self._write_quotas(books, facts, time.monotonic() + max(took, WRITE_FOR))
+            spent = time.monotonic()
+            until = spent + min(max(spent - began, WRITE_FOR), WRITE_FOR_MOST)
+            wrote = await self._write_quotas(books, facts, until)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
@@ -274,6 +275,7 @@ class PoolLoop:
                     for write in stage
                 ),
             )
+            self._gets_on = self._gets_on or begun > len(errors)
             for error in errors:
                 if not isinstance(error, ConflictError):
                     raise error

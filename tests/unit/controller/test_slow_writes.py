@@ -1,6 +1,7 @@
 """A pool's loop whose scheduler takes its time: what is decided meanwhile is said, and every quota comes in."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from gpubank.controller.together import AT_ONCE, begun_until
 from gpubank.domain.contract import Side
 from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import PoolFacts
+from gpubank.domain.failsafe import Beat
 from tests.unit.controller.harness import POOL, Bank, a_bank
 
 EIGHT = {"guaranteed": 8, "borrowLimit": 8}
@@ -160,3 +162,45 @@ async def test_a_write_that_fails_fails_the_turn_when_those_that_had_begun_are_d
     with pytest.raises(BackendError, match="the scheduler is gone"):
         await scene.loop.turn()
     assert [write for write in scene.slow.written if write in RAISED] == RAISED[1:AT_ONCE]
+
+
+async def test_a_turn_that_does_nothing_but_write_quotas_is_a_sign_of_life_and_one_that_loses_every_race_is_none(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.agree(**EACH)
+    await scene.loop.turn()
+    revision = (await scene.bank.books()).revision
+    monkeypatch.setattr("gpubank.controller.pool_loop.MAX_ROUNDS", 1)
+    for lost in (False, True):
+        for group in MANY:
+            await scene.bank.cluster.write_quota(POOL, group, Side.OWN, nominal=0, revision=revision)
+
+        async def race(write: tuple[str, Side, int], lost: bool = lost) -> None:
+            if lost:
+                raise ConflictError("somebody was first")
+
+        scene.slow.before = race
+        assert await scene.loop.turn() == timedelta(0), "quotas are left to be written"
+        assert await signs(scene) == (0 if lost else 1)
+
+
+async def signs(scene: Scene) -> int:
+    """How many signs of life a loop gives after its last turn, which did not come to an end."""
+    leases = Leases()
+    scene.loop._leases, scene.loop._beat_at = leases, None
+    await scene.loop._beat(timedelta(0))
+    return leases.renewed
+
+
+class Leases:
+    """Counts renewals."""
+
+    renewed = 0
+
+    async def read(self, name: str) -> Beat | None:
+        return None
+
+    async def renew(
+        self, name: str, *, holder: str, duration: timedelta, promises: Mapping[str, int] | None = None
+    ) -> None:
+        self.renewed += 1

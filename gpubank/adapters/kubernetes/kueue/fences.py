@@ -7,8 +7,9 @@ they do not show. A read that began after the fence was earned shows them all, w
 each fence of each queue serves everybody who looks, and nothing else is asked of the server. What the read shows is
 judged like any other look: if somebody has edited the queue meanwhile, its fence is taken back.
 
-Queues are read one by one, as many as have earned a fence since the last look. All of them are listed only where most
-of the pool is due at once, as after a start or the way back from the fail-safe: that costs as much as all of them.
+A few queues are read one by one. Where more have earned a fence since the last look, one request asks for the queues of
+these groups alone: the API server picks them by label, and neither writes down nor sends the rest of the pool. Asked
+without a version, as here, it answers from no older state than the store's at that moment, as for a single object.
 """
 
 import asyncio
@@ -21,12 +22,13 @@ from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Object
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.view import View
 from gpubank.decide.fence import Fence
+from gpubank.domain.contract import GROUP_LABEL, POOL_LABEL
 
-_SINGLE_READS: Final = 16
-"""Queues that are read one by one however small the pool is."""
+_SINGLE_READS: Final = 8
+"""Queues that are read one by one, all at the same time."""
 
-_AT_ONCE: Final = 16
-"""Reads in flight."""
+_GROUPS: Final = 100
+"""Groups that one request asks for: its line stays below 8 KiB."""
 
 _NEVER: Final = float("-inf")
 
@@ -44,10 +46,9 @@ class Fences:
         self._read_at: dict[str, float] = {}
         """When the last answered read of each queue had begun."""
 
-        self._turns: dict[str, asyncio.Lock] = {}
-        """Who reads which queue; who reads them all has the empty name."""
+        self._turn = asyncio.Lock()
+        """Who reads; whoever comes meanwhile finds most of it read."""
 
-        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._hearing = view.queues.heard_by(self._note)
 
     def start(self) -> None:
@@ -81,10 +82,10 @@ class Fences:
         """Return the highest fenced stamp by queue; whatever has newly earned its fence is read anew first."""
         bodies = self._view.of_pool(pool)
         due = [name for name, body in self._unsettled(bodies).items() if self._is_due(name, body)]
-        if len(due) > max(_SINGLE_READS, len(bodies) // 2):
-            await self._read_all(max(self._fence.since(name) for name in due))
-        else:
-            await asyncio.gather(*(self._read(name, self._fence.since(name)) for name in due))
+        if due:
+            async with self._turn:
+                bodies = self._view.of_pool(pool)
+                await self._read(pool, {name: bodies[name] for name in due if self._is_due_still(name, bodies)})
         bodies = self._view.of_pool(pool)
         for name, body in self._unsettled(bodies).items():
             due_again = self._is_due(name, body)
@@ -119,24 +120,27 @@ class Fences:
         self._confirmed[name] = confirmed
         return earned > confirmed
 
+    def _is_due_still(self, name: str, bodies: Mapping[str, Object]) -> bool:
+        return name in bodies and self._is_due(name, bodies[name])
+
     # ---- reading
 
-    async def _read(self, name: str, since: float) -> None:
-        """Read one queue, unless somebody has in a read that began at `since` or later."""
-        async with self._turns.setdefault(name, asyncio.Lock()), self._slots:
-            if self._read_at.get(name, _NEVER) >= since:
-                return
+    async def _read(self, pool: str, due: Mapping[str, Object]) -> None:
+        """Read queues anew, and take down since when what they show is true."""
+        groups = sorted({seat[0] for body in due.values() if (seat := queues.side_of(body)) is not None})
+        if len(due) <= _SINGLE_READS:
+            await asyncio.gather(*(self._read_one(name) for name in due))
+            return
+        for first in range(0, len(groups), _GROUPS):
+            chosen = ",".join(groups[first : first + _GROUPS])
             began = time.monotonic()
-            body = await self._connection.get(CLUSTER_QUEUE, name)
-            self._take([body] if body is not None else [], began)
+            selectors = {"labelSelector": f"{POOL_LABEL}={pool},{GROUP_LABEL} in ({chosen})"}
+            self._take(await self._connection.all(CLUSTER_QUEUE, selectors=selectors), began)
 
-    async def _read_all(self, since: float) -> None:
-        async with self._turns.setdefault("", asyncio.Lock()):
-            if self._read_at.get("", _NEVER) >= since:
-                return
-            began = time.monotonic()
-            self._take(await self._connection.all(CLUSTER_QUEUE), began)
-            self._read_at[""] = began
+    async def _read_one(self, name: str) -> None:
+        began = time.monotonic()
+        body = await self._connection.get(CLUSTER_QUEUE, name)
+        self._take([body] if body is not None else [], began)
 
     def _take(self, bodies: Iterable[Object], began: float) -> None:
         for body in bodies:

@@ -13,7 +13,7 @@ from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, Kind, Object
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.decide.fence import MINIMUM_WAIT
-from gpubank.domain.contract import REVISION_ANNOTATION, Side, own_queue
+from gpubank.domain.contract import GROUP_LABEL, POOL_LABEL, REVISION_ANNOTATION, Side, own_queue
 from gpubank.domain.facts import PoolFacts
 
 GROUPS = 60
@@ -29,7 +29,9 @@ class Counted(PaperCluster):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.read: list[str] = []
-        self.lists = 0
+        self.asked: list[str] = []
+        """Label selectors of lists of queues."""
+
         self.hold: asyncio.Event | None = None
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
@@ -41,8 +43,11 @@ class Counted(PaperCluster):
         return found
 
     async def all(self, kind: Kind, *, selectors: Mapping[str, str] | None = None) -> list[Object]:
-        self.lists += kind == CLUSTER_QUEUE
-        return await super().all(kind, selectors=selectors)
+        assert kind == CLUSTER_QUEUE
+        self.asked.append((selectors or {})["labelSelector"])
+        chosen = self.asked[-1].rpartition("(")[2].removesuffix(")").split(",")
+        found = await super().all(kind, selectors=selectors)
+        return [body for body in found if body["metadata"]["labels"][GROUP_LABEL] in chosen]
 
     async def move(self, *groups: str, stamp: int = STAMP) -> None:
         """Have own queues written anew; Kueue acknowledges it at once."""
@@ -83,32 +88,54 @@ async def backend(cluster: Counted) -> AsyncIterator[KueueBackend]:
         yield backend
 
 
-async def test_after_a_start_all_queues_are_listed_once_and_none_is_read(
-    cluster: Counted, backend: KueueBackend
-) -> None:
-    assert (cluster.lists, cluster.read) == (1, [])
+async def test_after_a_start_one_request_confirms_all_fences(cluster: Counted, backend: KueueBackend) -> None:
+    assert (len(cluster.asked), cluster.read) == (1, [])
 
 
-async def test_queues_that_move_are_read_once_each_and_the_rest_of_the_pool_is_not_listed(
+async def test_queues_that_move_are_asked_for_by_their_groups_once_and_the_rest_of_the_pool_is_not_listed(
     cluster: Counted, backend: KueueBackend
 ) -> None:
+    cluster.asked.clear()
     await cluster.move(*BURST)
     await backend.observe(POOL)
     await wait_out()
     assert fenced(await backend.observe(POOL), *BURST) == [STAMP] * len(BURST)
-    assert (cluster.lists, sorted(cluster.read)) == (1, [own_queue(group, POOL) for group in BURST])
+    assert cluster.asked == [f"{POOL_LABEL}={POOL},{GROUP_LABEL} in ({','.join(BURST)})"]
     for _ in range(20):
         await backend.observe(POOL)
-    assert (cluster.lists, len(cluster.read)) == (1, len(BURST))
+    assert (len(cluster.asked), cluster.read) == (1, [])
+
+
+async def test_a_few_queues_are_read_one_by_one(cluster: Counted, backend: KueueBackend) -> None:
+    cluster.asked.clear()
+    await cluster.move(*BURST[:8])
+    await backend.observe(POOL)
+    await wait_out()
+    assert fenced(await backend.observe(POOL), *BURST[:8]) == [STAMP] * 8
+    for _ in range(20):
+        await backend.observe(POOL)
+    assert (cluster.asked, sorted(cluster.read)) == ([], [own_queue(group, POOL) for group in BURST[:8]])
 
 
 async def test_all_who_look_at_the_same_time_share_the_reads(cluster: Counted, backend: KueueBackend) -> None:
+    cluster.asked.clear()
     await cluster.move(*BURST)
     await backend.observe(POOL)
     await wait_out()
     looks = await asyncio.gather(*(backend.observe(POOL) for _ in range(10)))
     assert all(fenced(facts, *BURST) == [STAMP] * len(BURST) for facts in looks)
-    assert (cluster.lists, len(cluster.read)) == (1, len(BURST))
+    assert (len(cluster.asked), cluster.read) == (1, [])
+
+
+async def test_one_request_asks_for_a_hundred_groups_at_most() -> None:
+    cluster = Counted(world(Size(groups=250, loans=0)))
+    connection: Any = cluster
+    async with KueueBackend(connection, cluster=CLUSTER) as backend:
+        await backend.observe(POOL)
+        await wait_out()
+        facts = await backend.observe(POOL)
+    assert all(queue.fenced == queue.stamp for queue in facts.queues)
+    assert [asked.count(",g") + 1 for asked in cluster.asked] == [100, 100, 50]
 
 
 async def test_who_is_cut_off_while_it_reads_leaves_the_reading_to_the_next(
