@@ -152,11 +152,10 @@ class Pools:
         facts = await self.quota.observe(pool)
         if facts.in_fail_safe:
             return
-        seen = {(queue.group, queue.kind): queue.nominal for queue in facts.queues}
         asked = [
             write
             for write in compiler.writes(await self.books(pool), facts)
-            if write.group in raised or write.nominal <= seen[write.group, write.kind]
+            if write.group in raised or not compiler.raises(write, facts)
         ]
         for stage in compiler.stages(asked, facts):
             written = await asyncio.gather(

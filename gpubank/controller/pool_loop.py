@@ -5,7 +5,8 @@
        └───────────── on a change, at `wake_at`, or after a resync ───┘
 
 A raise for which somebody waits takes several answers of the scheduler, and a demand is seen at the next look only.
-So a round writes for about as long as it decides, oldest stamp first, and the next one works out anew what is left.
+So a round raises for about as long as it decides, oldest stamp first, and the next one works out anew what is left.
+Lowerings are quick, and what was offered waits for them: a round makes them all.
 
 Nothing is remembered between turns but what was said to whom and who rests or is parked, so a turn can be cut off
 anywhere and simply begins anew. One turn decides until nothing is left to decide, for a grant may make the next offer
@@ -18,6 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from math import inf
 from typing import Final, NamedTuple
 
 from gpubank.controller.observer import Observer
@@ -44,10 +46,10 @@ MAX_TURN: Final = 5.0
 """Seconds after which a turn is over although something is left: under steady traffic something always is, and a turn
 that lasts is told of, and shows that the loop lives, only at its end."""
 
-WRITE_FOR, WRITE_FOR_MOST = 0.25, 1.0
-"""Seconds in which one round begins quota writes: as long as it has taken to decide, within these bounds.
+RAISE_FOR, RAISE_FOR_MOST = 0.25, 1.0
+"""Seconds in which one round begins raises: as long as it has taken until then, within these bounds.
 
-A slow machine then writes for as long as it decides. What a round has begun it waits for.
+A slow machine then raises for as long as it decides. What a round has begun it waits for.
 """
 
 BEAT_EVERY = timedelta(seconds=5)
@@ -206,9 +208,7 @@ class PoolLoop:
             self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            spent = time.monotonic()
-            until = spent + min(max(spent - began, WRITE_FOR), WRITE_FOR_MOST)
-            wrote = await self._write_quotas(books, facts, until)
+            wrote = await self._write_quotas(books, facts, began)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
@@ -258,18 +258,20 @@ class PoolLoop:
                 await self._tell_needs(decided, now)
         return len(decided.transactions), books
 
-    async def _write_quotas(self, books: Books, facts: PoolFacts, until: float) -> int:
-        """Write what compile says, lowering before raising; what this round does not come to is left to the next.
+    async def _write_quotas(self, books: Books, facts: PoolFacts, began: float) -> int:
+        """Write what compile says, lowering before raising; raises that this round does not come to are the next one's.
 
-        Nothing is raised in a round that has lowerings left, or that has lost a race.
+        Nothing is raised in a round that has lost a race while it lowered.
         """
         back = facts.in_fail_safe
         writes = return_writes(books, facts) if back else compiler.writes(books, facts)
         put = self._backend.take_back if back else self._backend.write_quota
         # The way back from the fail-safe has an order of its own.
         for stage in [(write,) for write in writes] if back else compiler.stages(writes, facts):
+            now = time.monotonic()
+            raising = not back and compiler.raises(stage[0], facts)
             begun, errors = await begun_until(
-                until,
+                now + min(max(now - began, RAISE_FOR), RAISE_FOR_MOST) if raising else inf,
                 (
                     put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
                     for write in stage
@@ -281,7 +283,6 @@ class PoolLoop:
                     raise error
             if errors:
                 log.info("pool %s: %s", self.pool, errors[0])
-            if errors or begun < len(stage):
                 break
         return len(writes)
 

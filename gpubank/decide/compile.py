@@ -1,7 +1,6 @@
 """The quotas are a function of the books: nothing else is remembered, and drift is repaired by recomputing."""
 
 from collections.abc import Sequence
-from operator import itemgetter
 
 from gpubank.domain.base import GpuCount, Message
 from gpubank.domain.books import Books
@@ -55,6 +54,12 @@ def revisions(books: Books) -> dict[Queue, int]:
     return {(group, side): revision for side, latest in sides for group, revision in latest.items()}
 
 
+def raises(write: QuotaWrite, facts: PoolFacts) -> bool:
+    """Tell whether a write makes a queue's quota higher than it is seen to be."""
+    queue = facts.queue(write.group, write.kind)
+    return write.nominal > (queue.nominal if queue is not None else 0)
+
+
 def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> tuple[tuple[QuotaWrite, ...], ...]:
     """Return the writes in two parts: everything that raises no quota, and then what does.
 
@@ -62,13 +67,11 @@ def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> tuple[tuple[
     them begins with the first: they are in the order of the stamps that the queues bear. What was written bears the
     newest stamp from then on, so that none waits for ever behind others that are written again and again.
     """
-    seen = {(queue.group, queue.kind): queue for queue in facts.queues}
-    parts: tuple[list[tuple[int, QuotaWrite]], ...] = [], []
-    for write in quota_writes:
-        queue = seen.get((write.group, write.kind))
-        nominal, stamp = (queue.nominal, queue.stamp) if queue is not None else (0, -1)
-        parts[write.nominal > nominal].append((stamp, write))
-    return tuple(tuple(write for _, write in sorted(part, key=itemgetter(0))) for part in parts if part)
+    stamps = {(queue.group, queue.kind): queue.stamp for queue in facts.queues}
+    parts: tuple[list[QuotaWrite], ...] = [], []
+    for write in sorted(quota_writes, key=lambda each: stamps.get((each.group, each.kind), -1)):
+        parts[raises(write, facts)].append(write)
+    return tuple(tuple(part) for part in parts if part)
 
 
 def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:
