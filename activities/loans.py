@@ -86,7 +86,7 @@ class LoanActivities(LoanCalls):
                 books = await self._recall(step, books)
             lines = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
             if lines:
-                await self._pools.write_quotas(step.pool, step.borrower)
+                await self._pools.write_quotas(step.pool)
                 await self._pools.ledger.note(
                     key=step.key(f"{RECALLED_ACTION}-{step.recall}"),
                     at=self._pools.now(),
@@ -128,7 +128,7 @@ class LoanActivities(LoanCalls):
                 for line in in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
             )
             await self._commit(step, f"release-{step.recall}", books, moves, f"keeps its GPUs: {step.reason}")
-            await self._pools.write_quotas(step.pool, step.borrower)
+            await self._pools.write_quotas(step.pool)
             return True
 
         return await settled(attempt)
@@ -196,7 +196,7 @@ class LoanActivities(LoanCalls):
             at = self._pools.now()
             note = "leaves its GPUs to others of its group" if taken else f"is back with its lenders: {step.reason}"
             await self._commit(step, f"return-{step.recall}", books, moves, note)
-            await self._pools.write_quotas(step.pool, step.borrower, *_lenders(lines))
+            await self._pools.write_quotas(step.pool)
             return GoneResult(at=at, lines=_ids(lines), finished=_over(workload))
 
         return await self._pools.patiently(step.pool, lambda: settled(attempt), about=step.workload)
@@ -290,12 +290,12 @@ class LoanActivities(LoanCalls):
         if takes:
             note = f"leaves its GPUs: {step.reason}"
             books = await self._commit(step, f"take-{step.recall}", books, (), note, takes=takes)
-            await self._pools.write_quotas(step.pool, step.borrower)
+            await self._pools.write_quotas(step.pool)
         queue = facts.queue(step.borrower, Side.OWN)
         revision = max(line.revision for line in books.lines_of(step.workload.uid))
         if queue is not None and queue.fenced < revision:
             if queue.stamp < revision and not takes:  # whoever took it may have died before the quota was written
-                await self._pools.write_quotas(step.pool, step.borrower)
+                await self._pools.write_quotas(step.pool)
             raise not_yet(f"queue {queue.name!r} is not fenced at revision {revision} yet", again=FENCE_POLL)
 
     async def _recall(self, step: LoanStep, books: Books) -> Books:
@@ -346,7 +346,7 @@ class LoanActivities(LoanCalls):
         revision = max(line.revision for line in lines)
         if queue.fenced < revision:
             if queue.stamp < revision:
-                await self._pools.write_quotas(step.pool, step.borrower)
+                await self._pools.write_quotas(step.pool)
             raise not_yet(f"queue {queue.name!r} is fenced at revision {queue.fenced}, not yet at {revision}")
         # Other recalled Workloads of the group may still run on quota that its queue no longer shows.
         running = {workload.key.uid for workload in facts.workloads if workload.reserved}

@@ -142,22 +142,15 @@ class Pools:
             return await self.books(transaction.pool)
         return await self.ledger.commit(transaction)
 
-    async def write_quotas(self, pool: str, *raised: str) -> None:
-        """Lower every quota of the pool to what the books say now, and then raise those of the groups in `raised`.
+    async def write_quotas(self, pool: str) -> None:
+        """Bring every quota of the pool to what the books say now, lowering before raising.
 
-        A raise for which somebody waits takes a while, and a step waits for its own alone: all others are the
-        controller's, which begins them anew for as long as books and queues differ. Nothing is written under the
-        fail-safe. `ConflictError` means that somebody wrote a newer revision.
+        Nothing is written under the fail-safe. `ConflictError` means that somebody wrote a newer revision.
         """
         facts = await self.quota.observe(pool)
         if facts.in_fail_safe:
             return
-        asked = [
-            write
-            for write in compiler.writes(await self.books(pool), facts)
-            if write.group in raised or not compiler.raises(write, facts)
-        ]
-        for stage in compiler.stages(asked, facts):
+        for stage in compiler.stages(compiler.writes(await self.books(pool), facts), facts):
             written = await asyncio.gather(
                 *(
                     self.quota.write_quota(pool, each.group, each.kind, nominal=each.nominal, revision=each.revision)

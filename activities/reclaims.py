@@ -93,7 +93,7 @@ class ReclaimActivities(ReclaimCalls):
             found = await self._decide(step, facts, books, frozenset(plan.spared))
             if found.transaction is not None and _helps(found, demand):
                 await self._pools.commit(found.transaction)
-                await self._pools.write_quotas(step.pool, step.lender)
+                await self._pools.write_quotas(step.pool)
             terms = await self._pools.terms(step.pool)
             return PlannedRecall(
                 complete=found.complete,
@@ -131,7 +131,7 @@ class ReclaimActivities(ReclaimCalls):
                     return RaiseResult(outcome=RaiseOutcome.REPLAN, reason="a pledged line was not given up after all")
                 if waiting:
                     if not written:  # whoever moved a line may have died before its quota was written
-                        await self._pools.write_quotas(step.pool, step.lender)
+                        await self._pools.write_quotas(step.pool)
                         written = True
                     raise _on_their_way(waiting)
                 found = await self._decide(step, facts, books, frozenset())
@@ -141,7 +141,7 @@ class ReclaimActivities(ReclaimCalls):
                     await self._pools.commit(found.transaction)
                     raise ConflictError(f"demand {demand.demand_id!r} has just been planned anew")
                 await self._change(step, books, demand, DemandState.RAISED, reason="its whole set is back")
-            await self._pools.write_quotas(step.pool, step.lender)
+            await self._pools.write_quotas(step.pool)
             if demand.workload is not None:
                 await self._pools.quota.nudge(step.pool, demand.workload)
             return RaiseResult(outcome=RaiseOutcome.RAISED)
@@ -173,9 +173,9 @@ class ReclaimActivities(ReclaimCalls):
                 idle = min(max(_free(queue) - _promised(facts, books, demand), 0), demand.gpus)
                 reason = "somebody else was admitted first"
                 await self._change(step, books, demand, DemandState.OPEN, idle=idle, reason=reason)
-                await self._pools.write_quotas(step.pool, step.lender)
+                await self._pools.write_quotas(step.pool)
                 return PlacedResult(outcome=PlacedOutcome.SLIPPED, reason=reason)
-            await self._pools.write_quotas(step.pool, step.lender)
+            await self._pools.write_quotas(step.pool)
             await self._pools.quota.nudge(step.pool, demand.workload)
             raise not_yet(f"workload {workload.key.name!r} waits for its admission")
 
@@ -202,7 +202,7 @@ class ReclaimActivities(ReclaimCalls):
             demand = books.demand(step.demand)
             if demand is not None and demand.state is not end.state:
                 await self._change(step, books, demand, end.state, reason=step.reason)
-            await self._pools.write_quotas(step.pool, step.lender)
+            await self._pools.write_quotas(step.pool)
 
         await settled(attempt)
 

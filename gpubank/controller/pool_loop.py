@@ -4,10 +4,6 @@
        ▲                                                              │
        └───────────── on a change, at `wake_at`, or after a resync ───┘
 
-A raise for which somebody waits takes several answers of the scheduler, and a demand is seen at the next look only.
-So a round raises for about as long as it decides, oldest stamp first, and the next one works out anew what is left.
-Lowerings are quick, and what was offered waits for them: a round makes them all.
-
 Nothing is remembered between turns but what was said to whom and who rests or is parked, so a turn can be cut off
 anywhere and simply begins anew. One turn decides until nothing is left to decide, for a grant may make the next offer
 possible.
@@ -19,11 +15,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from math import inf
 from typing import Final, NamedTuple
 
 from gpubank.controller.observer import Observer
-from gpubank.controller.together import begun_until, side_by_side
+from gpubank.controller.together import side_by_side
 from gpubank.decide import compile as compiler
 from gpubank.decide.memo import Memo
 from gpubank.decide.parked import NOBODY
@@ -45,12 +40,6 @@ MAX_ROUNDS = 50
 MAX_TURN: Final = 5.0
 """Seconds after which a turn is over although something is left: under steady traffic something always is, and a turn
 that lasts is told of, and shows that the loop lives, only at its end."""
-
-RAISE_FOR, RAISE_FOR_MOST = 0.25, 1.0
-"""Seconds in which one round begins raises: as long as it has taken until then, within these bounds.
-
-A slow machine then raises for as long as it decides. What a round has begun it waits for.
-"""
 
 BEAT_EVERY = timedelta(seconds=5)
 """Least time between two signs of life of a loop that turns all the time."""
@@ -102,7 +91,7 @@ class PoolLoop:
         self._leases = leases
         self._beat_at: datetime | None = None
         self._gets_on = False
-        """Whether something that the last turn decided came into the books, or from there into a queue."""
+        """Whether something that the last turn decided came into the books."""
 
         self._wake = asyncio.Event()
         self._said: dict[tuple[str, str], _Said] = {}
@@ -154,7 +143,7 @@ class PoolLoop:
                 await watcher
 
     async def _beat(self, wait: timedelta) -> None:
-        """Give a sign of life after a turn that came to an end, or whose decisions came into the books or the queues.
+        """Give a sign of life after a turn that came to an end, or whose decisions came into the books.
 
         Under steady traffic there is always one more thing to decide, and no turn comes to an end: were that no life,
         the watchdog would take a pool from a bank that works. A loop that decides and cannot write is none.
@@ -199,7 +188,6 @@ class PoolLoop:
             terms = self._terms()
             if terms is None:
                 return self._resync
-            began = time.monotonic()
             facts = await self._backend.observe(self.pool)
             books = await self._ledger.books(self.cluster, self.pool)
             now = self._now()
@@ -208,7 +196,7 @@ class PoolLoop:
             self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            wrote = await self._write_quotas(books, facts, began)
+            wrote = await self._write_quotas(books, facts)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
             if not committed and not wrote:
@@ -258,31 +246,25 @@ class PoolLoop:
                 await self._tell_needs(decided, now)
         return len(decided.transactions), books
 
-    async def _write_quotas(self, books: Books, facts: PoolFacts, began: float) -> int:
-        """Write what compile says, lowering before raising; raises that this round does not come to are the next one's.
-
-        Nothing is raised in a round that has lost a race while it lowered.
-        """
+    async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
+        """Write what compile says, lowering before raising; a lost race is left to the next round."""
         back = facts.in_fail_safe
         writes = return_writes(books, facts) if back else compiler.writes(books, facts)
         put = self._backend.take_back if back else self._backend.write_quota
         # The way back from the fail-safe has an order of its own.
         for stage in [(write,) for write in writes] if back else compiler.stages(writes, facts):
-            now = time.monotonic()
-            raising = not back and compiler.raises(stage[0], facts)
-            begun, errors = await begun_until(
-                now + min(max(now - began, RAISE_FOR), RAISE_FOR_MOST) if raising else inf,
-                (
+            written = await asyncio.gather(
+                *(
                     put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
                     for write in stage
                 ),
+                return_exceptions=True,
             )
-            self._gets_on = self._gets_on or begun > len(errors)
-            for error in errors:
-                if not isinstance(error, ConflictError):
+            for error in written:
+                if error is not None and not isinstance(error, ConflictError):
                     raise error
-            if errors:
-                log.info("pool %s: %s", self.pool, errors[0])
+            if lost := [error for error in written if error is not None]:
+                log.info("pool %s: %s", self.pool, lost[0])
                 break
         return len(writes)
 

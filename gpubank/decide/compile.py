@@ -54,24 +54,15 @@ def revisions(books: Books) -> dict[Queue, int]:
     return {(group, side): revision for side, latest in sides for group, revision in latest.items()}
 
 
-def raises(write: QuotaWrite, facts: PoolFacts) -> bool:
-    """Tell whether a write makes a queue's quota higher than it is seen to be."""
-    queue = facts.queue(write.group, write.kind)
-    return write.nominal > (queue.nominal if queue is not None else 0)
-
-
 def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> tuple[tuple[QuotaWrite, ...], ...]:
     """Return the writes in two parts: everything that raises no quota, and then what does.
 
-    The writes of one part may go out at once, for between them no quota is lent twice. Whoever does not come to all of
-    them begins with the first: they are in the order of the stamps that the queues bear. What was written bears the
-    newest stamp from then on, so that none waits for ever behind others that are written again and again.
+    The writes of one part may go out at once, for between them no quota is lent twice.
     """
-    stamps = {(queue.group, queue.kind): queue.stamp for queue in facts.queues}
-    parts: tuple[list[QuotaWrite], ...] = [], []
-    for write in sorted(quota_writes, key=lambda each: stamps.get((each.group, each.kind), -1)):
-        parts[raises(write, facts)].append(write)
-    return tuple(tuple(part) for part in parts if part)
+    seen = {(queue.group, queue.kind): queue.nominal for queue in facts.queues}
+    raises = tuple(write for write in quota_writes if write.nominal > seen.get((write.group, write.kind), 0))
+    others = tuple(write for write in quota_writes if write.nominal <= seen.get((write.group, write.kind), 0))
+    return tuple(part for part in (others, raises) if part)
 
 
 def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:

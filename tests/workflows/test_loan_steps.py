@@ -49,7 +49,7 @@ class Scene:
         offer = Offer(lender="b", borrower="a", gpus=8, workload=key, term=1)
         await self.commit("open", capacity=CapacityChange(capacity=8), guarantees=(guarantee,), offers=(offer,))
         await self.move(LineState.OFFERED, LineState.GRANTED)
-        await self.pools.write_quotas(POOL, "a", "b")
+        await self.pools.write_quotas(POOL)
         await self.world.wait_until(lambda facts: the(facts, "job").placed)
 
     async def commit(self, key: str, **rows: object) -> Books:

@@ -215,7 +215,7 @@ class Scene:
         await self.world.simulated.lay_out(layout(self.world, "a"))
         guarantee = GuaranteeChange(group="a", version=0, in_force=8)
         await self.commit("open", capacity=CapacityChange(capacity=8), guarantees=(guarantee,))
-        await self.pools.write_quotas(POOL, "a")
+        await self.pools.write_quotas(POOL)
         await self.world.submit_job(JobRequest(group="a", name="job"))
         await self.world.wait_until(lambda facts: the(facts, "job").placed)
         await self.world.submit_job(JobRequest(group="a", name="high", priority=10))
@@ -306,7 +306,7 @@ async def test_a_worker_that_dies_between_the_books_and_the_quota_is_followed_up
 ) -> None:
     written = scene.pools.write_quotas
 
-    async def dies(pool: str, *groups: str) -> None:
+    async def dies(pool: str) -> None:
         raise BackendError("the worker has died")
 
     monkeypatch.setattr(scene.pools, "write_quotas", dies)

@@ -1,7 +1,6 @@
 """Many calls at a time, and in which order a loop says and writes what it has decided."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpubank.controller.pool_loop import PoolLoop
-from gpubank.controller.together import AT_ONCE, begun_until, side_by_side
+from gpubank.controller.together import AT_ONCE, side_by_side
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step
 from gpubank.domain.books import Books
 from gpubank.domain.demand import DemandKind
@@ -50,33 +49,6 @@ async def test_after_a_step_that_fails_no_more_are_begun_and_its_error_is_raised
     with pytest.raises(BackendError, match="away"):
         await side_by_side(map(step, range(10 * AT_ONCE)))
     assert len(begun) < 10 * AT_ONCE
-
-
-async def test_when_time_is_up_no_more_steps_are_begun_and_those_that_run_come_to_their_end() -> None:
-    begun, done = list[int](), list[int]()
-
-    async def step(number: int) -> None:
-        begun.append(number)
-        await asyncio.sleep(0.02)
-        done.append(number)
-
-    assert await begun_until(time.monotonic() + 0.01, map(step, range(10 * AT_ONCE))) == (AT_ONCE, [])
-    assert begun == done == list(range(AT_ONCE))
-
-
-async def test_a_step_that_fails_is_in_no_other_ones_way_and_all_that_went_wrong_is_told() -> None:
-    done: list[int] = []
-
-    async def step(number: int) -> None:
-        await asyncio.sleep(0)
-        if number % 10 == 0:
-            raise BackendError(f"{number} is away")
-        done.append(number)
-
-    begun, errors = await begun_until(time.monotonic() + 60, map(step, range(5 * AT_ONCE)))
-    assert begun == 5 * AT_ONCE
-    assert [str(error) for error in errors] == [f"{number} is away" for number in range(0, 5 * AT_ONCE, 10)]
-    assert done == [number for number in range(5 * AT_ONCE) if number % 10]
 
 
 class Paper:

@@ -1,7 +1,7 @@
 """Raises that land late: whoever writes may have worked them out from books that others have moved on since.
 
-Controller and workers write the same queues, a raise takes its time, and a round does not wait to begin them all. So a
-raise may land any while after it was begun, in any order, or never, unless its queue bears a later stamp by then.
+Controller and workers write the same queues, and a raise takes its time. So one may land any while after it was begun,
+in any order, or never, unless its queue bears a later stamp by then.
 """
 
 from datetime import timedelta
