@@ -22,4 +22,4 @@ class BankPayloadConverter(CompositePayloadConverter):
 
 
 DATA_CONVERTER: Final = DataConverter(payload_converter_class=BankPayloadConverter)
-"""The converter of every client and worker of the bank."""
+"""The converter of workers and their clients; payloads are the same as those of `pydantic_data_converter`."""

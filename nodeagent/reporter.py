@@ -23,11 +23,11 @@ from typing import Final, TypeVar
 from temporalio import activity
 from temporalio.client import Client, TLSConfig
 from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
-from gpubank.converter import DATA_CONVERTER
 from gpubank.decide.incident import mended
 from gpubank.domain.attribution import is_object_name
 from gpubank.domain.errors import BackendError, BankError, PolicyError
@@ -158,7 +158,7 @@ class Reporter:
         return await Client.connect(
             settings.address,
             namespace=settings.namespace,
-            data_converter=DATA_CONVERTER,
+            data_converter=pydantic_data_converter,
             api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
             tls=TLSConfig(**tls) if tls is not None else False,
         )
