@@ -48,6 +48,9 @@ class PynvmlSession:
 
     def __init__(self) -> None:
         self._nvml: Any = None
+        """The binding; kept after the end, for a call that is still under way reads the driver's answer with it."""
+
+        self._is_open = False
         self._handles: dict[str, Any] = {}
         self._events: Any = None
 
@@ -65,7 +68,7 @@ class PynvmlSession:
             raise NvmlMissingError(
                 f"NVML does not start ({_words(error)}); see that this node has a GPU and its driver is loaded"
             ) from error
-        self._nvml = pynvml
+        self._nvml, self._is_open = pynvml, True
         return str(self._optional(pynvml.nvmlSystemGetDriverVersion) or "")
 
     def enumerate(self) -> Sequence[str | Unreadable]:
@@ -189,13 +192,13 @@ class PynvmlSession:
 
     def close(self) -> None:
         """End the session; never raises."""
-        if self._nvml is None:
+        if not self._is_open:
             return
+        self._is_open = False
         self._forget_events()
         with suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
         self._handles = {}
-        self._nvml = None
 
     # ------------------------------------------------------------------------------------------------ parts
 

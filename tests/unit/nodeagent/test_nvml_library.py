@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from threading import Thread
 
+import pynvml
 import pytest
 
 from nodeagent.nvml.guard import Guarded, Lane
@@ -54,6 +55,24 @@ def test_the_condition_is_read(nvml_facts: NvmlFacts, session: Guarded) -> None:
     condition = session.condition("GPU-a")
     assert condition.recovery_action is RecoveryAction.DRAIN_AND_RESET
     assert (condition.remap_pending, condition.remap_failed, condition.ecc_uncorrected) == (True, True, 7)
+
+
+def test_a_call_that_a_new_session_overtakes_says_so_in_the_drivers_words(
+    nvml_facts: NvmlFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml_facts.gpu("GPU-a")
+    session = PynvmlSession()
+    session.open()
+    session.enumerate()
+
+    def gone(*_: object) -> None:
+        session.close()
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", gone)
+    with pytest.raises(NvmlError, match="GPU 'GPU-a' does not say how it is: Uninitialized"):
+        session.condition("GPU-a")
+    session.close()
 
 
 def test_a_verdict_from_a_newer_driver_is_taken_as_the_worst(nvml_facts: NvmlFacts, session: Guarded) -> None:
