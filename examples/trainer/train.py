@@ -11,7 +11,6 @@ Exit codes: 0 done; 143 stopped by SIGTERM at a step boundary, so that nobody ta
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from gpubank.hook import Hook
@@ -60,18 +60,10 @@ class Digits:
     @classmethod
     def load(cls) -> "Digits":
         """Read the 1,797 images of 8 x 8 that come with scikit-learn."""
-        read = np.loadtxt(_shipped("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-        order = np.random.default_rng(0).permutation(len(read))
-        images, labels = read[:, :-1][order] / 16.0, read[:, -1][order].astype(np.int64)
+        images, labels = load_digits(return_X_y=True)
+        order = np.random.default_rng(0).permutation(len(labels))
+        images, labels = images[order] / 16.0, labels[order].astype(np.int64)
         return cls(images[TEST_IMAGES:], labels[TEST_IMAGES:], images[:TEST_IMAGES], labels[:TEST_IMAGES])
-
-
-def _shipped(package: str) -> Path:
-    """Return a package's folder without importing it, which takes scikit-learn longer than the training itself."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"{package} is missing: pip install 'gpubank[trainer]'")
-    return Path(spec.origin).parent
 
 
 class Network:
