@@ -127,10 +127,10 @@ class Fences:
 
     async def _read(self, pool: str, due: Mapping[str, Object]) -> None:
         """Read queues anew, and take down since when what they show is true."""
-        groups = sorted({seat[0] for body in due.values() if (seat := queues.side_of(body)) is not None})
         if len(due) <= _SINGLE_READS:
             await asyncio.gather(*(self._read_one(name) for name in due))
             return
+        groups = sorted({seat[0] for body in due.values() if (seat := queues.side_of(body)) is not None})
         for first in range(0, len(groups), _GROUPS):
             chosen = ",".join(groups[first : first + _GROUPS])
             began = time.monotonic()

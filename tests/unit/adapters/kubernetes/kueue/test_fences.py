@@ -14,7 +14,7 @@ from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.decide.fence import MINIMUM_WAIT
 from gpubank.domain.contract import GROUP_LABEL, POOL_LABEL, REVISION_ANNOTATION, Side, own_queue
-from gpubank.domain.facts import PoolFacts
+from gpubank.domain.facts import PoolFacts, QueueFacts
 
 GROUPS = 60
 BURST = [group_name(index) for index in range(25)]
@@ -63,13 +63,26 @@ class Counted(PaperCluster):
         self._put(CLUSTER_QUEUE, {**body, "metadata": metadata, "spec": spec})
 
 
+def own(facts: PoolFacts, group: str) -> QueueFacts:
+    queue = facts.queue(group, Side.OWN)
+    assert queue is not None, group
+    return queue
+
+
 def fenced(facts: PoolFacts, *groups: str) -> list[int]:
-    own = {queue.group: queue.fenced for queue in facts.queues if queue.kind is Side.OWN}
-    return [own[group] for group in groups]
+    return [own(facts, group).fenced for group in groups]
 
 
 async def wait_out() -> None:
     await asyncio.sleep(MINIMUM_WAIT + 0.05)
+
+
+async def earned(cluster: Counted, backend: KueueBackend, *groups: str) -> None:
+    """Have own queues move, and their fences be earned but not confirmed yet."""
+    cluster.asked.clear()
+    await cluster.move(*groups)
+    await backend.observe(POOL)
+    await wait_out()
 
 
 @pytest.fixture
@@ -95,10 +108,7 @@ async def test_after_a_start_one_request_confirms_all_fences(cluster: Counted, b
 async def test_queues_that_move_are_asked_for_by_their_groups_once_and_the_rest_of_the_pool_is_not_listed(
     cluster: Counted, backend: KueueBackend
 ) -> None:
-    cluster.asked.clear()
-    await cluster.move(*BURST)
-    await backend.observe(POOL)
-    await wait_out()
+    await earned(cluster, backend, *BURST)
     assert fenced(await backend.observe(POOL), *BURST) == [STAMP] * len(BURST)
     assert cluster.asked == [f"{POOL_LABEL}={POOL},{GROUP_LABEL} in ({','.join(BURST)})"]
     for _ in range(20):
@@ -107,10 +117,7 @@ async def test_queues_that_move_are_asked_for_by_their_groups_once_and_the_rest_
 
 
 async def test_a_few_queues_are_read_one_by_one(cluster: Counted, backend: KueueBackend) -> None:
-    cluster.asked.clear()
-    await cluster.move(*BURST[:8])
-    await backend.observe(POOL)
-    await wait_out()
+    await earned(cluster, backend, *BURST[:8])
     assert fenced(await backend.observe(POOL), *BURST[:8]) == [STAMP] * 8
     for _ in range(20):
         await backend.observe(POOL)
@@ -118,10 +125,7 @@ async def test_a_few_queues_are_read_one_by_one(cluster: Counted, backend: Kueue
 
 
 async def test_all_who_look_at_the_same_time_share_the_reads(cluster: Counted, backend: KueueBackend) -> None:
-    cluster.asked.clear()
-    await cluster.move(*BURST)
-    await backend.observe(POOL)
-    await wait_out()
+    await earned(cluster, backend, *BURST)
     looks = await asyncio.gather(*(backend.observe(POOL) for _ in range(10)))
     assert all(fenced(facts, *BURST) == [STAMP] * len(BURST) for facts in looks)
     assert (len(cluster.asked), cluster.read) == (1, [])
@@ -141,9 +145,7 @@ async def test_one_request_asks_for_a_hundred_groups_at_most() -> None:
 async def test_who_is_cut_off_while_it_reads_leaves_the_reading_to_the_next(
     cluster: Counted, backend: KueueBackend
 ) -> None:
-    await cluster.move("g0000")
-    await backend.observe(POOL)
-    await wait_out()
+    await earned(cluster, backend, "g0000")
     cluster.hold = asyncio.Event()
     first, second = (asyncio.create_task(backend.observe(POOL)) for _ in range(2))
     await asyncio.sleep(0.01)
@@ -157,9 +159,7 @@ async def test_who_is_cut_off_while_it_reads_leaves_the_reading_to_the_next(
 async def test_a_read_that_began_before_a_fence_was_earned_confirms_nothing(
     cluster: Counted, backend: KueueBackend
 ) -> None:
-    await cluster.move("g0000")
-    await backend.observe(POOL)
-    await wait_out()
+    await earned(cluster, backend, "g0000")
     held = cluster.hold = asyncio.Event()
     late = asyncio.create_task(backend.observe(POOL))
     await asyncio.sleep(0.01)
@@ -176,14 +176,12 @@ async def test_a_read_that_began_before_a_fence_was_earned_confirms_nothing(
 
 
 async def test_what_a_read_shows_to_be_edited_meanwhile_is_not_fenced(cluster: Counted, backend: KueueBackend) -> None:
-    await cluster.move("g0000")
-    await backend.observe(POOL)
-    await wait_out()
+    await earned(cluster, backend, "g0000")
     cluster._events.clear()  # the watch is late from here on
     cluster.edit("g0000", 77)
     facts = await backend.observe(POOL)
     assert fenced(facts, "g0000") == [-1]
-    assert facts.queue("g0000", Side.OWN).nominal == 77  # type: ignore[union-attr]
+    assert own(facts, "g0000").nominal == 77
 
 
 async def test_a_watch_that_is_late_does_not_make_old_reservations_look_fenced(
@@ -201,12 +199,10 @@ async def test_a_watch_that_is_late_does_not_make_old_reservations_look_fenced(
     while fenced(facts := await backend.observe(POOL), "g0000") != [STAMP]:
         assert time.monotonic() - began < 10
         await asyncio.sleep(0.02)
-    assert facts.queue("g0000", Side.OWN).reserved == 5  # type: ignore[union-attr]
+    assert own(facts, "g0000").reserved == 5
 
 
 async def test_a_queue_that_is_gone_from_the_server_is_not_confirmed(cluster: Counted, backend: KueueBackend) -> None:
-    await cluster.move("g0000")
-    await backend.observe(POOL)
-    await wait_out()
+    await earned(cluster, backend, "g0000")
     del cluster._objects[CLUSTER_QUEUE]["", own_queue("g0000", POOL)]
     assert fenced(await backend.observe(POOL), "g0000") == [1], "what was confirmed before"
