@@ -94,6 +94,14 @@ class LedgerStore(Protocol):
         """
         ...
 
+    async def commit_all(self, transactions: Sequence[Transaction]) -> Sequence[Books]:
+        """Write transactions of one pool in order; return the books after each that stands, the first at least.
+
+        Fewer than were given stand where one of them is refused, or where they are many: those before it are written,
+        and nothing of the others. Raises what `commit` does where the first is refused.
+        """
+        ...
+
     async def beat(self, cluster: str, pool: str) -> None:
         """Commit one write that changes nothing; raise `BackendError` where the ledger takes none."""
         ...

@@ -225,26 +225,28 @@ class PoolLoop:
     async def _commit(self, decided: Step, books: Books, now: datetime) -> tuple[int, Books]:
         """Commit in order; a lost compare-and-set ends the round, for its rest was decided on old books.
 
-        Reclaims are told of their demands as soon as those are in the books: they begin to plan while offers and
-        grants are still committed, and while the quotas are written.
+        Many are written at a time. Reclaims are told of their demands as soon as those are in the books: they begin to
+        plan while offers and grants are still committed, and while the quotas are written.
         """
-        opens = [number for number, transaction in enumerate(decided.transactions) if transaction.openings]
-        if not opens:
-            await self._tell_needs(decided, now)
-        for number, transaction in enumerate(decided.transactions):
-            before = books
-            try:
-                books = await self._ledger.commit(transaction)
-            except ConflictError as error:
-                log.info("pool %s: %s", self.pool, error)
-                return number + 1, await self._ledger.books(self.cluster, self.pool)
-            self._gets_on = True
-            if self._observer is not None:
-                self._observer.committed(before, transaction)
-            log.info("pool %s: %s", self.pool, transaction.note or transaction.key)
-            if opens and number == opens[-1]:
+        opened = max((n for n, transaction in enumerate(decided.transactions, 1) if transaction.openings), default=0)
+        count = 0
+        for part, opens in ((decided.transactions[:opened], True), (decided.transactions[opened:], False)):
+            while part:
+                try:
+                    after = await self._ledger.commit_all(part)
+                except ConflictError as error:
+                    log.info("pool %s: %s", self.pool, error)
+                    return count + 1, await self._ledger.books(self.cluster, self.pool)
+                self._gets_on = True
+                for transaction, result in zip(part, after, strict=False):
+                    if self._observer is not None:
+                        self._observer.committed(books, transaction)
+                    log.info("pool %s: %s", self.pool, transaction.note or transaction.key)
+                    books = result
+                part, count = part[len(after) :], count + len(after)
+            if opens:
                 await self._tell_needs(decided, now)
-        return len(decided.transactions), books
+        return count, books
 
     async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
         """Write what compile says, lowering before raising; a lost race is left to the next round."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpubank.domain.books import Books
-from gpubank.domain.errors import BackendError
+from gpubank.domain.errors import BackendError, ConflictError, LedgerError
 from gpubank.domain.ledger import GENESIS, AuditEvent, Posting, VerifyReport, WorkloadUse
 from gpubank.domain.loan import Line
 from gpubank.domain.transaction import Transaction
@@ -40,6 +40,17 @@ class MemoryLedger:
         self.rows |= {line.line_id: line for line in applied.lines}
         self.history.append(transaction)
         return applied.books
+
+    async def commit_all(self, transactions: Sequence[Transaction]) -> Sequence[Books]:
+        after: list[Books] = []
+        for transaction in transactions:
+            try:
+                after.append(await self.commit(transaction))
+            except (ConflictError, LedgerError):
+                if not after:
+                    raise
+                break
+        return after
 
     async def beat(self, cluster: str, pool: str) -> None:
         """Take a write; tests make it fail."""

@@ -21,9 +21,14 @@ CLUSTER, POOL = "local", "h100"
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty database."""
+    return database_url(request, tmp_path)
+
+
+def database_url(request: pytest.FixtureRequest, folder: Path) -> str:
+    """URL of an empty database of the kind that a fixture's parameter names."""
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
+    return f"sqlite:///{folder / 'ledger.db'}"
 
 
 @pytest.fixture

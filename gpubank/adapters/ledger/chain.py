@@ -29,8 +29,10 @@ ROWS: Final = "rows"
 
 
 class Link(NamedTuple):
-    """What is to be appended."""
+    """What is to be appended: when, by whom, and what about what."""
 
+    at: datetime
+    actor: str
     subject: str
     action: str
     detail: Mapping[str, Any]
@@ -88,7 +90,7 @@ class Head(NamedTuple):
     digest: str
 
 
-async def append(connection: AsyncConnection, links: Iterable[Link], *, at: datetime, actor: str) -> Head:
+async def append(connection: AsyncConnection, links: Iterable[Link]) -> Head:
     """Append links in order and return the last; the head stays locked until the transaction ends."""
     head = (await connection.execute(select(audit_head).with_for_update())).mappings().one_or_none()
     if head is None:
@@ -105,8 +107,8 @@ async def append(connection: AsyncConnection, links: Iterable[Link], *, at: date
         digest = audit_digest(
             previous,
             sequence=sequence,
-            at=instant(at),
-            actor=actor,
+            at=instant(link.at),
+            actor=link.actor,
             subject=link.subject,
             action=link.action,
             detail=json.loads(text),
@@ -114,8 +116,8 @@ async def append(connection: AsyncConnection, links: Iterable[Link], *, at: date
         values.append(
             {
                 "sequence": sequence,
-                "at": at,
-                "actor": actor,
+                "at": link.at,
+                "actor": link.actor,
                 "subject": link.subject,
                 "action": link.action,
                 "detail": text,

@@ -23,8 +23,8 @@ async def assign(connection: AsyncConnection, unit: OrgUnit, *, actor: str) -> N
         )
     row = rows.org_row(unit)
     if await insert_once(connection, org, row):
-        link = Link(unit.business_group, "Assigned", {}, [(org, row)])
-        await chain.append(connection, [link], at=unit.recorded_at, actor=actor)
+        link = Link(unit.recorded_at, actor, unit.business_group, "Assigned", {}, [(org, row)])
+        await chain.append(connection, [link])
         return
     same = select(org.c.id).where(*(org.c[name].is_not_distinct_from(value) for name, value in row.items()))
     if (await connection.execute(same)).first() is None:

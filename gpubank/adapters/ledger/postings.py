@@ -73,8 +73,8 @@ async def post_some(
     if values:
         await connection.execute(insert(postings), values)
         await _check(connection, cluster, pool, {value["hour"] for value in values})
-        link = Link(f"{cluster}/{pool}", "Posted", _summary(values, until))
-        await chain.append(connection, [link], at=posted_at, actor=ACTOR)
+        link = Link(posted_at, ACTOR, f"{cluster}/{pool}", "Posted", _summary(values, until))
+        await chain.append(connection, [link])
     return len(values) // 2, bool(found)
 
 

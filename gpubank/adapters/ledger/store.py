@@ -88,9 +88,26 @@ class SqlLedger:
         A key that was committed before for this pool is success and writes nothing. Raises `ConflictError` and
         `LedgerError` as `Books.applied` does.
         """
-        known = self._known.get((transaction.cluster, transaction.pool))
-        written = await self._database.write(lambda connection: writing.commit(connection, transaction, known))
-        return self._keep(written).books
+        (books,) = await self.commit_all([transaction])
+        return books
+
+    async def commit_all(self, transactions: Sequence[Transaction]) -> Sequence[Books]:
+        """Write transactions of one pool in order, some at a time; return the books after each that stands.
+
+        Fewer than were given stand where one of them is refused, or where they are many: those before it are written,
+        and nothing of the others. Raises what `commit` does where the first is refused.
+        """
+        if not transactions:
+            return ()
+        places = {(transaction.cluster, transaction.pool) for transaction in transactions}
+        if len(places) > 1:
+            raise LedgerError(
+                f"transactions of several pools ({', '.join(map('/'.join, sorted(places)))}) in one commit"
+            )
+        known = self._known.get(places.pop())
+        done = await self._database.write(lambda connection: writing.commit(connection, transactions, known))
+        self._keep(done.known)
+        return done.after
 
     def _keep(self, found: Known) -> Known:
         """Remember books that were read or committed, so that the next reader reads only what changes."""
@@ -150,8 +167,8 @@ class SqlLedger:
                 await connection.execute(update(uses).where(*key).values(gone_at=use.gone_at))
                 row = {**found, "gone_at": use.gone_at}
             action = "Admitted" if use.gone_at is None else "Gone"
-            link = Link(use.workload.uid, action, {}, [(uses, row)])
-            await chain.append(connection, [link], at=use.gone_at or use.admitted_at, actor=_LEDGER)
+            at = use.gone_at or use.admitted_at
+            await chain.append(connection, [Link(at, _LEDGER, use.workload.uid, action, {}, [(uses, row)])])
 
         await self._database.write(work)
 
@@ -175,7 +192,7 @@ class SqlLedger:
         async def work(connection: AsyncConnection) -> None:
             row = {"scope": writing.NOTES, "key": key, "at": at}
             if await writing.insert_once(connection, keys, row):
-                await chain.append(connection, [Link(subject, action, said, [(keys, row)])], at=at, actor=actor)
+                await chain.append(connection, [Link(at, actor, subject, action, said, [(keys, row)])])
 
         await self._database.write(work)
 

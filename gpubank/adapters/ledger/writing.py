@@ -1,27 +1,34 @@
-"""One transaction of the bank, as one transaction of the database.
+"""Transactions of the bank, in one transaction of the database.
 
-lock the pool's row → key seen? → load the books → Books.applied → rows that changed, spans, audit links, key
+lock the pool's row → load the books → keys seen? → Books.applied, one by one → rows that changed, audit links
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import CursorResult, Table, and_, select, update
+from sqlalchemy import Table, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gpubank.adapters.ledger import chain, rows
-from gpubank.adapters.ledger.chain import Link
+from gpubank.adapters.ledger.chain import Head, Link
+from gpubank.adapters.ledger.changes import Changes, Row
 from gpubank.adapters.ledger.reading import Known, pool_of, read
 from gpubank.adapters.ledger.tables import demands, guarantees, keys, line_spans, lines, pools
 from gpubank.decide.bill import follow, is_billed
-from gpubank.domain.books import Applied, Books
-from gpubank.domain.errors import LedgerError
+from gpubank.domain.books import Applied, Books, Guarantee
+from gpubank.domain.demand import Demand
+from gpubank.domain.errors import ConflictError, LedgerError
+from gpubank.domain.ledger import Span
 from gpubank.domain.loan import Line
 from gpubank.domain.transaction import Transaction
 
-NOTES = "note"
+NOTES: Final = "note"
 """Scope of the keys of notes."""
+
+MOST: Final = 64
+"""Transactions of the bank that are written in one of the database: the pool's row is locked as long as that takes."""
 
 
 async def lock(connection: AsyncConnection, cluster: str, pool: str) -> None:
@@ -42,111 +49,158 @@ async def insert_once(connection: AsyncConnection, table: Table, row: dict[str, 
     return (await connection.execute(statement)).first() is not None
 
 
-async def seen(connection: AsyncConnection, scope: str, key: str) -> bool:
-    """Whether a key was used before."""
-    query = select(keys.c.key).where(keys.c.scope == scope, keys.c.key == key)
-    return (await connection.execute(query)).first() is not None
+class Committed(NamedTuple):
+    """What a commit came to."""
+
+    after: tuple[Books, ...]
+    """The books after every transaction that stands, in order."""
+
+    known: Known
+    """The last of them, for when the database has committed."""
 
 
-async def commit(connection: AsyncConnection, tx: Transaction, known: Known | None = None) -> Known:
-    """Write `tx` in the open transaction of `connection`; return the books after it, for when it is committed."""
-    scope = f"{tx.cluster}/{tx.pool}"
-    await lock(connection, tx.cluster, tx.pool)
-    before = await read(connection, tx.cluster, tx.pool, known)
-    if await seen(connection, scope, tx.key):
-        return before
-    books = before.books
-    applied = books.applied(tx)
-    key_row = {"scope": scope, "key": tx.key, "at": tx.at}
-    said = {"key": tx.key, "note": tx.note} if tx.note else {"key": tx.key}
-    links = [Link(scope, "Committed", said, [(pools, rows.pool_row(applied.books)), (keys, key_row)])]
-    links += await _write_guarantees(connection, books, applied, said)
-    links += await _write_demands(connection, books, applied, said)
-    links += await _write_lines(connection, books, applied, tx, said)
-    await _put(connection, pools, rows.pool_row(applied.books), {"revision": books.revision})
-    await connection.execute(keys.insert().values(key_row))
-    return Known(applied.books, await chain.append(connection, links, at=tx.at, actor=tx.actor))
+class _Applied(NamedTuple):
+    tx: Transaction
+    before: Books
+    result: Applied
 
 
-async def _write_guarantees(
-    connection: AsyncConnection, books: Books, applied: Applied, said: dict[str, str]
-) -> list[Link]:
-    links = []
-    for guarantee in applied.guarantees:
-        row = rows.guarantee_row(books, guarantee)
-        before = books.guarantee(guarantee.group).version
-        await _put(connection, guarantees, row, {"version": before} if before else None)
-        links.append(Link(guarantee.group, "Guaranteed", said, [(guarantees, row)]))
-    return links
+async def commit(connection: AsyncConnection, transactions: Sequence[Transaction], known: Known | None) -> Committed:
+    """Write transactions of one pool in the open transaction of `connection`, up to `MOST` or the first refused one.
+
+    Raises what `Books.applied` does where it refuses the very first; then nothing was written.
+    """
+    cluster, pool = transactions[0].cluster, transactions[0].pool
+    await lock(connection, cluster, pool)
+    before = await read(connection, cluster, pool, known)
+    seen = await _seen(connection, _scope(before.books), [tx.key for tx in transactions[:MOST]])
+    books, after, done = before.books, list[Books](), list[_Applied]()
+    for tx in transactions[:MOST]:
+        if tx.key not in seen:
+            try:
+                result = books.applied(tx)
+            except (ConflictError, LedgerError):
+                if not after:
+                    raise
+                break
+            done.append(_Applied(tx, books, result))
+            seen.add(tx.key)
+            books = result.books
+        after.append(books)
+    if done:
+        before = Known(books, await _write(connection, done))
+    return Committed(tuple(after), before)
 
 
-async def _write_demands(
-    connection: AsyncConnection, books: Books, applied: Applied, said: dict[str, str]
-) -> list[Link]:
+def _scope(books: Books) -> str:
+    return f"{books.cluster}/{books.pool}"
+
+
+async def _seen(connection: AsyncConnection, scope: str, names: Sequence[str]) -> set[str]:
+    """Return those of the keys that were used before."""
+    query = select(keys.c.key).where(keys.c.scope == scope, keys.c.key.in_(names))
+    return set((await connection.execute(query)).scalars())
+
+
+async def _write(connection: AsyncConnection, done: Sequence[_Applied]) -> Head:
+    """Write the rows of applied transactions and their links; return the chain's new end."""
+    sheet = _Sheet(await _open_spans(connection, done), await _incarnations(connection, done))
+    for each in done:
+        sheet.take(each)
+    await sheet.changes.write(connection)
+    return await chain.append(connection, sheet.links)
+
+
+async def _open_spans(connection: AsyncConnection, done: Sequence[_Applied]) -> dict[str, Span]:
+    """Return the open span of every line that changes and is billed already, by line id."""
+    changed = {
+        line.line_id
+        for each in done
+        for line in each.result.lines
+        if (before := done[0].before.line(line.line_id)) is not None and is_billed(before)
+    }
+    if not changed:
+        return {}
+    query = select(line_spans).where(
+        line_spans.c.cluster == done[0].before.cluster,
+        line_spans.c.line_id.in_(changed),
+        line_spans.c.ended_at.is_(None),
+    )
+    return {row["line_id"]: rows.span_of(row) for row in (await connection.execute(query)).mappings()}
+
+
+async def _incarnations(connection: AsyncConnection, done: Sequence[_Applied]) -> dict[str, int]:
+    """Return which row is that of a live demand, of every demand that changes."""
+    changed = {demand.demand_id for each in done for demand in each.result.demands}
+    if not changed:
+        return {}
     live = select(demands.c.demand_id, demands.c.incarnation).where(
-        demands.c.cluster == books.cluster,
-        demands.c.demand_id.in_([demand.demand_id for demand in applied.demands]),
-        demands.c.ended_at.is_(None),
+        demands.c.cluster == done[0].before.cluster, demands.c.demand_id.in_(changed), demands.c.ended_at.is_(None)
     )
-    incarnations = {row.demand_id: row.incarnation for row in await connection.execute(live)} if applied.demands else {}
-    links = []
-    for demand in applied.demands:
-        before = books.demand(demand.demand_id)
-        row = rows.demand_row(demand, incarnations.get(demand.demand_id, applied.books.revision))
-        await _put(connection, demands, row, {"version": before.version} if before else None)
-        action = demand.state.value if before is None or before.state is not demand.state else "Changed"
-        links.append(Link(demand.demand_id, action, said, [(demands, row)]))
-    return links
+    return {row.demand_id: row.incarnation for row in await connection.execute(live)}
 
 
-async def _write_lines(
-    connection: AsyncConnection, books: Books, applied: Applied, tx: Transaction, said: dict[str, str]
-) -> list[Link]:
-    links = []
-    for line in applied.lines:
-        before = books.line(line.line_id)
+class _Sheet:
+    """Rows and links of applied transactions, one after the other."""
+
+    def __init__(self, open_spans: dict[str, Span], incarnations: dict[str, int]) -> None:
+        self.changes, self.links = Changes(), list[Link]()
+        self._open_spans, self._incarnations = open_spans, incarnations
+
+    def take(self, each: _Applied) -> None:
+        """Write down what a transaction changed."""
+        tx, before, result = each
+        said = {"key": tx.key, "note": tx.note} if tx.note else {"key": tx.key}
+        scope = _scope(before)
+
+        def link(subject: str, action: str, *images: tuple[Table, Row]) -> None:
+            self.links.append(Link(tx.at, tx.actor, subject, action, said, images))
+
+        key_row, pool_row = {"scope": scope, "key": tx.key, "at": tx.at}, rows.pool_row(result.books)
+        self.changes.put(pools, pool_row, {"revision": before.revision})
+        self.changes.put(keys, key_row)
+        link(scope, "Committed", (pools, pool_row), (keys, key_row))
+        for guarantee in result.guarantees:
+            link(guarantee.group, "Guaranteed", (guarantees, self._guarantee(before, guarantee)))
+        for demand in result.demands:
+            was = before.demand(demand.demand_id)
+            action = demand.state.value if was is None or was.state is not demand.state else "Changed"
+            link(demand.demand_id, action, (demands, self._demand(was, demand, result.books.revision)))
+        for line in result.lines:
+            stood = before.line(line.line_id)
+            action = line.state.value if stood is None or stood.state is not line.state else "Changed"
+            spans = [(line_spans, span) for span in self._spans(stood, line, tx.at)]
+            link(line.line_id, action, (lines, self._line(stood, line)), *spans)
+
+    def _guarantee(self, books: Books, guarantee: Guarantee) -> Row:
+        row, version = rows.guarantee_row(books, guarantee), books.guarantee(guarantee.group).version
+        self.changes.put(guarantees, row, {"version": version} if version else None)
+        return row
+
+    def _demand(self, before: Demand | None, demand: Demand, revision: int) -> Row:
+        incarnation = revision if before is None else self._incarnations.get(demand.demand_id, revision)
+        self._incarnations[demand.demand_id] = incarnation
+        row = rows.demand_row(demand, incarnation)
+        self.changes.put(demands, row, {"version": before.version} if before else None)
+        return row
+
+    def _line(self, before: Line | None, line: Line) -> Row:
         row = rows.line_row(line)
-        await _put(connection, lines, row, {"version": before.version} if before else None)
-        spans = await _write_spans(connection, before, line, tx)
-        action = line.state.value if before is None or before.state is not line.state else "Changed"
-        links.append(Link(line.line_id, action, said, [(lines, row), *((line_spans, span) for span in spans)]))
-    return links
+        self.changes.put(lines, row, {"version": before.version} if before else None)
+        return row
 
-
-async def _write_spans(
-    connection: AsyncConnection, before: Line | None, line: Line, tx: Transaction
-) -> Iterable[dict[str, Any]]:
-    """Let the line's spans follow it; return the rows that were written."""
-    if before is None or not is_billed(before):
-        open_span = None
-    else:
-        query = select(line_spans).where(
-            line_spans.c.cluster == line.cluster, line_spans.c.line_id == line.line_id, line_spans.c.ended_at.is_(None)
-        )
-        found = (await connection.execute(query)).mappings().one_or_none()
-        if found is None:
-            raise LedgerError(f"line {line.line_id!r} runs without a span; `gpubank ledger verify` names the row")
-        open_span = rows.span_of(found)
-    written = [rows.span_row(span) for span in follow(open_span, line, tx.at)]
-    for row in written:
-        ends = open_span is not None and row["ordinal"] == open_span.ordinal
-        await _put(connection, line_spans, row, {"ended_at": None} if ends else None)
-    return written
-
-
-async def _put(connection: AsyncConnection, table: Table, row: dict[str, Any], was: dict[str, Any] | None) -> None:
-    """Insert the row, or update the one that stands as `was` says; anything else means that the table was touched."""
-    if was is None:
-        await connection.execute(table.insert().values(row))
-        return
-    names = chain.key_columns(table)
-    condition = and_(
-        *(table.c[name] == row[name] for name in names),
-        *(table.c[name].is_not_distinct_from(value) for name, value in was.items()),
-    )
-    changed = {name: value for name, value in row.items() if name not in names}
-    result: CursorResult[Any] = await connection.execute(update(table).where(condition).values(changed))
-    if result.rowcount != 1:
-        raise LedgerError(
-            f"row {chain.row_key(table, row)} changed under the pool's lock; somebody else writes to the ledger"
-        )
+    def _spans(self, before: Line | None, line: Line, at: datetime) -> list[Row]:
+        """Let the line's spans follow it; return the rows that change."""
+        was_open = None
+        if before is not None and is_billed(before):
+            was_open = self._open_spans.get(line.line_id)
+            if was_open is None:
+                raise LedgerError(f"line {line.line_id!r} runs without a span; `gpubank ledger verify` names the row")
+        written = []
+        for span in follow(was_open, line, at):
+            row = rows.span_row(span)
+            ends = was_open is not None and span.ordinal == was_open.ordinal
+            self.changes.put(line_spans, row, {"ended_at": None} if ends else None)
+            written.append(row)
+            self._open_spans[line.line_id] = span
+        return written

@@ -1,7 +1,7 @@
 """The controller's signs of life: of loops that turn, and of no others; and every pool has its heartbeat."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,10 @@ async def test_a_loop_that_always_has_more_to_decide_gives_a_sign_as_long_as_it_
     first = await running.renewed()
     assert first
 
-    async def refused(transaction: Transaction) -> Books:
+    async def refused(transactions: Sequence[Transaction]) -> Sequence[Books]:
         raise ConflictError("somebody else was first")
 
-    monkeypatch.setattr(bank.ledger, "commit", refused)
+    monkeypatch.setattr(bank.ledger, "commit_all", refused)
     await bank.agree(a={"guaranteed": 4, "borrowLimit": 8}, b=EIGHT)
     await bank.controller.reconcile()
     await bank.controller.stop()
