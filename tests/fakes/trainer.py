@@ -50,6 +50,9 @@ class Trainers:
         self.seconds = 0.05
         """How long saving takes."""
 
+        self.slow: dict[str, float] = {}
+        """How long it takes by the beginning of the pod's name; `seconds` is for all others."""
+
         self.asked: list[CheckpointRequest] = []
         """Every request once, in order."""
 
@@ -79,11 +82,14 @@ class Trainers:
     def _mood(self, target: CheckpointTarget) -> Mood:
         return next((mood for name, mood in self.moods.items() if target.pod.startswith(name)), self.mood)
 
+    def _takes(self, target: CheckpointTarget) -> float:
+        return next((seconds for name, seconds in self.slow.items() if target.pod.startswith(name)), self.seconds)
+
     def _answer(self, asked: _Asked) -> CheckpointAnswer:
         mood = self._mood(asked.target)
         if mood is Mood.FAILS:
             return CheckpointAnswer(id=asked.request.id, state=CheckpointState.FAILED, message="the disk is full")
-        if mood is Mood.SILENT or (datetime.now(UTC) - asked.at).total_seconds() < self.seconds:
+        if mood is Mood.SILENT or (datetime.now(UTC) - asked.at).total_seconds() < self._takes(asked.target):
             return CheckpointAnswer(id=asked.request.id, state=CheckpointState.SAVING)
         raw = self._manifest(asked)
         return CheckpointAnswer(

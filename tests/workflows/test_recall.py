@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from gpubank.client import BankClient
 from gpubank.domain.loan import LineState
 from gpubank.domain.policy import OnCheckpointFailure
@@ -155,22 +157,49 @@ async def test_nobody_is_stopped_before_everybody_may_be_and_an_old_checkpoint_i
 async def test_two_demands_of_one_lender_are_served_side_by_side(bank_client: BankClient) -> None:
     async with fake_bank(bank_client, {"serving": 16, "research": 0}) as bank:
         bank.trainers.seconds = 0.5
-        borrowers = [await bank.borrow("research", name, hook=True) for name in ("one", "two")]
-        await bank.own("serving", "serve-1")
-        await bank.own("serving", "serve-2")
-        for name in ("serve-1", "serve-2"):
-            await bank.placed(name)
-        for workload in borrowers:
-            await bank.loan_in(workload, LoanPhase.PARKED)
+        await two_owners_wait(bank)
+        assert len(set(first_pledges(bank).values())) == 2, "each has a line of its own on its way"
 
-        async def ended() -> bool:
-            return not await bank.demands()
 
-        await bank.until(ended, "both demands have ended")
-        pledges = {
-            pledge.line_id: pledge.demand for tx in bank.ledger.history for pledge in tx.pledges if pledge.demand
-        }
-        assert len(set(pledges.values())) == 2
+@pytest.mark.parametrize("slow", ["one", "two"])
+async def test_who_is_first_in_line_has_what_came_back_for_another_and_that_one_has_what_comes_next(
+    bank_client: BankClient, slow: str
+) -> None:
+    async with fake_bank(bank_client, {"serving": 16, "research": 0}) as bank:
+        bank.trainers.seconds, bank.trainers.slow = 0.3, {slow: 1.5}
+        await two_owners_wait(bank)
+        one, two = [tx.at for tx in bank.ledger.history for each in tx.moves if each.to_state is LineState.RETURNED]
+        first, second = [(await bank.placed(name)).admitted_at for name in ("serve-1", "serve-2")]
+        assert first is not None
+        assert second is not None
+        assert one < first < two < second
+        assert {line.state for line in bank.ledger.rows.values()} == {LineState.RETURNED}
+
+
+async def two_owners_wait(bank: FakeBank) -> None:
+    """Two borrowers of 8 make room for two owners of 8, who wait at the same time."""
+    borrowers = [await bank.borrow("research", name, hook=True) for name in ("one", "two")]
+    await bank.own("serving", "serve-1")
+    await bank.own("serving", "serve-2")
+    for name in ("serve-1", "serve-2"):
+        await bank.placed(name)
+    for workload in borrowers:
+        await bank.loan_in(workload, LoanPhase.PARKED)
+
+    async def ended() -> bool:
+        return not await bank.demands()
+
+    await bank.until(ended, "both demands have ended")
+
+
+def first_pledges(bank: FakeBank) -> dict[str, str]:
+    """Return which demand every line was pledged to before anything of it came back."""
+    first: dict[str, str] = {}
+    for tx in bank.ledger.history:
+        for pledge in tx.pledges:
+            if pledge.demand is not None:
+                first.setdefault(pledge.line_id, pledge.demand)
+    return first
 
 
 async def test_two_lenders_want_one_victim_and_it_is_stopped_once(bank_client: BankClient) -> None:
