@@ -1,6 +1,6 @@
 """Whether the bank slows Kueue down: own jobs admitted a second with the bank's processes running, over without them.
 
-    python -m benchmarks.kueue [--rounds 5] [--jobs 120] [--json FILE]
+    python -m benchmarks.kueue [--rounds 5] [--jobs 120] [--apart] [--json FILE]
 
 One lab, one pool of the bank, rounds in turn with and without worker and controller. In each a group submits so many
 jobs of one GPU at once, all of which its guarantee holds, and Kueue admits them; a round's rate is their number over
@@ -9,10 +9,12 @@ to do any more.
 
 Everything shares one machine, so a rate tells two things at once: what the bank asks of the servers, and what it takes
 of their cores. Processor time tells them apart: what Kueue, the API server and etcd spend on a job is what the bank
-costs them on a cluster where they have cores of their own.
+costs them on a cluster where they have cores of their own. So does `--apart`: the bank, its Temporal and its PostgreSQL
+have the last core, and everything else the other ones, whether the bank runs or not.
 """
 
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -23,6 +25,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from benchmarks.cores import Split, pin, split
 from benchmarks.report import Report, arguments, positive, ratio, spread
 from benchmarks.scale_meters import Meter
 from benchmarks.stage import Stage, bank_on_a_lab
@@ -40,6 +43,9 @@ SERVERS: Final = ("kueue", "kube-apiserver", "etcd")
 """Programs that admit a job, with the bank or without it."""
 
 BANK: Final = ("worker", "controller")
+BESIDE: Final = (*BANK, "temporal", "postgresql")
+"""What a bank brings along."""
+
 AT_REST: Final = 0.1
 """Cores that the bank's processes may take when they have nothing to do."""
 
@@ -63,7 +69,8 @@ class Round:
 class Rounds:
     """Own jobs of one group, again and again."""
 
-    def __init__(self, stage: Stage, bank: Bank, world: KueueWorld) -> None:
+    def __init__(self, stage: Stage, bank: Bank, world: KueueWorld, cores: frozenset[int] | None) -> None:
+        self._cores = cores
         self._stage, self._bank, self._world = stage, bank, world
         self._group = bank.name("vision")
         self._number = 0
@@ -78,11 +85,19 @@ class Rounds:
         alive = any(process.alive for process in processes.processes)
         if bank and not alive:
             await asyncio.to_thread(processes.start)
+            self.keep_apart()
         elif alive and not bank:
             await asyncio.to_thread(processes.stop)
         async with asyncio.timeout(PATIENCE):
             while bank and not await self._at_rest():
                 pass
+
+    def keep_apart(self) -> None:
+        """Have what runs of the bank keep to its own cores, where it has some."""
+        pids = self._stage.pids()
+        for name in BESIDE:
+            if self._cores is not None and name in pids:
+                pin(pids[name], self._cores)
 
     async def _at_rest(self) -> bool:
         pids = self._stage.pids()
@@ -124,22 +139,25 @@ async def _items(connection: Connection, kind: Kind, namespace: str) -> Sequence
 
 
 @asynccontextmanager
-async def _rounds(folder: Path) -> AsyncIterator[Rounds]:
+async def _rounds(folder: Path, cores: Split | None) -> AsyncIterator[Rounds]:
+    if cores is not None:
+        pin(os.getpid(), cores.many)  # and what it begins
     async with AsyncExitStack() as stack:
         stage = await stack.enter_async_context(bank_on_a_lab(folder))
         bank = await stack.enter_async_context(stage.bank.pool(folder))
         assert isinstance(bank.world, KueueWorld)
-        rounds = Rounds(stage, bank, bank.world)
+        rounds = Rounds(stage, bank, bank.world, cores.one if cores is not None else None)
+        rounds.keep_apart()
         yield rounds
         await rounds.have(bank=True)  # it takes the pool down
 
 
-async def measure(rounds: int, jobs: int) -> Report:
+async def measure(rounds: int, jobs: int, cores: Split | None = None) -> Report:
     """Measure so many rounds of each, the first to go first in turn."""
     report = Report("Kueue's admissions", ("what", "bank on", "bank off", "on over off"))
     found: dict[bool, list[Round]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as name:
-        async with _rounds(Path(name)) as at:
+        async with _rounds(Path(name), cores) as at:
             await at.begin(jobs)
             await at.play(jobs)  # warms up
             for number in range(rounds):
@@ -147,7 +165,7 @@ async def measure(rounds: int, jobs: int) -> Report:
                     await at.have(bank=bank)
                     found[bank].append(await at.play(jobs))
     _tell(report, found[True], found[False])
-    report.figures |= {"rounds": rounds, "jobs": jobs}
+    report.figures |= {"rounds": rounds, "jobs": jobs, "apart": cores is not None}
     return report
 
 
@@ -171,8 +189,9 @@ def main(arguments_: Sequence[str] | None = None) -> None:
     parser = arguments("Own jobs that Kueue admits a second, with the bank over without it.")
     parser.add_argument("--rounds", type=positive, default=5, help="measurements of each side, after one to warm up")
     parser.add_argument("--jobs", type=positive, default=120, help="jobs of each")
+    parser.add_argument("--apart", action="store_true", help="give the bank a core of its own, and the rest the others")
     given = parser.parse_args(arguments_)
-    asyncio.run(measure(given.rounds, given.jobs)).finish(given.json)
+    asyncio.run(measure(given.rounds, given.jobs, split() if given.apart else None)).finish(given.json)
 
 
 if __name__ == "__main__":
