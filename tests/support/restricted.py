@@ -74,6 +74,13 @@ def restrict(lab: Lab, bank: LabBank) -> None:
     )
 
 
+def watchdog(lab: Lab, bank: LabBank) -> BankProcess:
+    """Return a watchdog of a restricted bank, with its own rights; whoever starts it stops it."""
+    return BankProcess(
+        "watchdog", _settings(lab, bank, "watchdog", kubeconfig(lab, "watchdog", bank.folder / "watchdog"))
+    )
+
+
 def kubeconfig(lab: Lab, process: str, folder: Path) -> Path:
     """Write a kubeconfig with a token of the process's service account, and the token beside it."""
     path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/gpubank-{process}/token"
