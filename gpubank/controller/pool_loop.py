@@ -15,8 +15,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple
 
+from gpubank.controller.notes import Notes
 from gpubank.controller.observer import Observer
 from gpubank.controller.together import side_by_side
 from gpubank.decide import compile as compiler
@@ -24,7 +26,6 @@ from gpubank.decide.memo import Memo
 from gpubank.decide.parked import NOBODY
 from gpubank.decide.settle import return_writes
 from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
-from gpubank.decide.waiting import WaitingNote
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
 from gpubank.domain.facts import PoolFacts
@@ -86,7 +87,7 @@ class PoolLoop:
         self.cluster, self.pool = cluster, pool
         self._observer = observer
         self._backend, self._ledger = backend, ledger
-        self._processes, self._notifier = processes, notifier
+        self._processes = processes
         self._terms, self._now, self._resync = terms, now, resync
         self._leases = leases
         self._beat_at: datetime | None = None
@@ -97,7 +98,7 @@ class PoolLoop:
         self._said: dict[tuple[str, str], _Said] = {}
         """By whom it is about, and what it says."""
 
-        self._noted: dict[str, str] = {}
+        self._notes = Notes(pool, notifier)
         self._memo = Memo()
         self._parked = NOBODY
         """Who is parked, and who of them is missing."""
@@ -138,6 +139,7 @@ class PoolLoop:
                     wait = timedelta(seconds=min(0.2 * 2 ** min(failures, 6), 10))
                 await self._sleep(wait, sleep)
         finally:
+            await self._notes.stop()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
@@ -199,6 +201,7 @@ class PoolLoop:
             wrote = await self._write_quotas(books, facts)
             self.facts, self.books = facts, books
             await self._tell(decided, now)
+            self._notes.tell(decided.waiting, partial(_exists, facts))
             if not committed and not wrote:
                 return self._until(decided, now)
             if time.monotonic() >= end:
@@ -284,10 +287,6 @@ class PoolLoop:
                 new.append((key, signal))
         await side_by_side(self._once(key, signal, now, self._send_loan) for key, signal in new)
         await self._tell_needs(decided, now)
-        await side_by_side(map(self._note, decided.waiting))
-        if self.facts is not None:  # who is gone is told nothing any more
-            known = self.facts.workload
-            self._noted = {uid: text for uid, text in self._noted.items() if known(uid) is not None}
         for key in self._said.keys() - live:
             del self._said[key]
 
@@ -317,14 +316,6 @@ class PoolLoop:
     async def _send_needs(self, needs: LenderNeeds, now: datetime) -> None:
         await self._processes.signal_needs(self.cluster, self.pool, needs.lender, needs.demand_ids, at=now)
 
-    async def _note(self, note: WaitingNote) -> None:
-        if self._noted.get(note.workload.uid) == note.message:
-            return
-        self._noted[note.workload.uid] = note.message
-        await self._notifier.notify(
-            key=f"waiting/{note.workload.uid}/{note.reason}",
-            pool=self.pool,
-            workload=note.workload,
-            reason=note.reason,
-            message=note.message,
-        )
+
+def _exists(facts: PoolFacts, uid: str) -> bool:
+    return facts.workload(uid) is not None

@@ -1,4 +1,4 @@
-"""The fail-safe with nothing shortened: worker and controller are killed, a watchdog process waits a real minute, twice."""
+"""The fail-safe with nothing shortened: worker and controller die, and a watchdog waits a real minute, twice."""
 
 import asyncio
 from collections.abc import AsyncIterator
