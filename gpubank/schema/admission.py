@@ -268,8 +268,8 @@ def policy(
     """Render one policy; `params` is a kind of the bank, every object of which it is judged by.
 
     With `label` only objects that bear it concern the policy, or bore it before. A condition would not do: an API
-    server that does not find the kind of the parameters, as for some seconds after its start or when the bank's kinds are
-    deleted before its policies, refuses whatever a policy concerns before it looks at any condition.
+    server that does not find the kind of the parameters, as for some seconds after its start or when the bank's kinds
+    are deleted before its policies, refuses whatever a policy concerns before it looks at any condition.
     """
     rendered: Manifest = {
         "apiVersion": "admissionregistration.k8s.io/v1",
