@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
@@ -23,6 +24,9 @@ from gpubank.metrics import CYCLE, CYCLE_AGE
 from gpubank.settings import KueueSettings
 
 log = logging.getLogger(__name__)
+
+REST: Final = 20
+"""A look's rest, as a multiple of what the look took: Kueue writes its whole page for each."""
 
 Measured = Callable[[float], None]
 """Takes note of the 99th percentile in seconds."""
@@ -73,10 +77,11 @@ class CycleWatch:
         return problem
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look until cancelled; a source that takes long to answer, for it has much to tell, is asked less often."""
         while True:
+            began = self._monotonic()
             await self.look()
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(max(self._every, REST * (self._monotonic() - began)))
 
 
 def source_of(settings: KueueSettings) -> KueueEndpoint | PrometheusServer | None:

@@ -30,6 +30,13 @@ from gpubank.domain.transaction import Offer
 GATHER_AFTER: Final = timedelta(minutes=10)
 """How long a candidate must have waited before it may gather."""
 
+MOST_BEGINNING: Final = 32
+"""Loans of a pool that may be beginning at a time: offered, or granted and not admitted yet.
+
+Each takes some writes and a fence. Hundreds at once, as after a large job has ended, would keep each other so long that
+offers go stale before they are granted, and are made again; a few at a time are all taken.
+"""
+
 GATHER_FOR: Final = timedelta(minutes=10)
 GATHER_EVERY: Final = timedelta(hours=1)
 
@@ -203,19 +210,32 @@ def offer_loans(desk: Desk) -> None:
     left = headroom(desk)
     room = room_for(desk)
     till = Till.of(desk)
+    places = MOST_BEGINNING - _beginning(desk)
     # Nobody for whom there is not enough now could be offered anything later: what is there only becomes less.
     asking = [each for each in candidates(desk) if till.available(each.group, each.gpus) >= each.gpus]
     for workload in _in_turn(desk, [each for each in asking if gang is None or each.key.uid != gang.key.uid]):
+        if places <= 0:
+            return
         if till.available(workload.group, workload.gpus) < workload.gpus:
             continue
         if workload.gpus > left or not room.holds(workload.pods, pod_size(workload)):
             continue
         left -= workload.gpus
+        places -= 1
         parts = till.sources(workload.group, workload.gpus)
         room.take(workload.pods, pod_size(workload))
         for part in parts:
             till.take(part, workload.group)
         _offer(desk, workload, parts)
+
+
+def _beginning(desk: Desk) -> int:
+    """Return for how many Workloads a loan is beginning."""
+    return sum(
+        any(line.state in (LineState.OFFERED, LineState.GRANTED) for line in desk.books.lines_of(workload.key.uid))
+        for workload in desk.stirring(Side.BORROW)
+        if not workload.reserved
+    )
 
 
 def _in_turn(desk: Desk, asking: Sequence[WorkloadFacts]) -> Iterator[WorkloadFacts]:

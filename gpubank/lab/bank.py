@@ -27,8 +27,12 @@ from gpubank.simulation.processes import ProcessId, launch, stop
 SYSTEM_NAMESPACE: Final = "gpubank-system"
 """Where the bank's own objects are, such as the controller's Lease."""
 
-MODULES: Final[Mapping[str, str]] = {"worker": "workers.main", "controller": "gpubank.controller.main"}
-"""The processes of cluster mode, in the order of their start."""
+MODULES: Final[Mapping[str, str]] = {
+    "worker": "workers.main",
+    "controller": "gpubank.controller.main",
+    "watchdog": "gpubank.watchdog.main",
+}
+"""The processes of cluster mode."""
 
 START_TIMEOUT: Final = 60.0
 STOP_GRACE: Final = 30.0
@@ -117,7 +121,7 @@ class LabBank:
             "checkpoint": {"allowed_networks": ["127.0.0.0/8"]},
         }
         write_whole(self.settings, yaml.safe_dump(content, sort_keys=False))
-        self.worker, self.controller = (BankProcess(name, self.settings) for name in MODULES)
+        self.worker, self.controller = (BankProcess(name, self.settings) for name in ("worker", "controller"))
 
     @property
     def processes(self) -> tuple[BankProcess, ...]:

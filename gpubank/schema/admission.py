@@ -249,7 +249,9 @@ def _policy(
     params: str = "",
 ) -> Manifest:
     conditions = {"in-a-borrow-queue": _IN_BORROW_QUEUE, "not-being-deleted": NOT_DELETING, "to-be-judged": when}
-    return policy(name, resources, operations, variables, validations, conditions=conditions, params=params)
+    return policy(
+        name, resources, operations, variables, validations, conditions=conditions, params=params, label=QUEUE_LABEL
+    )
 
 
 def policy(
@@ -261,8 +263,14 @@ def policy(
     *,
     conditions: Mapping[str, str],
     params: str = "",
+    label: str = "",
 ) -> Manifest:
-    """Render one policy; `params` is a kind of the bank, every object of which it is judged by."""
+    """Render one policy; `params` is a kind of the bank, every object of which it is judged by.
+
+    With `label` only objects that bear it concern the policy, or bore it before. A condition would not do: an API
+    server that does not find the kind of the parameters, as for some seconds after its start or when the bank's kinds
+    are deleted before its policies, refuses whatever a policy concerns before it looks at any condition.
+    """
     rendered: Manifest = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
@@ -285,6 +293,9 @@ def policy(
             "validations": validations,
         },
     }
+    if label:
+        selector = {"matchExpressions": [{"key": label, "operator": "Exists"}]}
+        rendered["spec"]["matchConstraints"]["objectSelector"] = selector
     if params:
         version = KINDS[params].model.model_fields["api_version"].default
         rendered["spec"]["paramKind"] = {"apiVersion": version, "kind": params}

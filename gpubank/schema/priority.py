@@ -93,4 +93,5 @@ def _judge(name: str, resources: Resources, named: Callable[[str], str] | None) 
         ],
         conditions=conditions,
         params="GPUPool",
+        label=QUEUE_LABEL,
     )

@@ -2,11 +2,13 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from gpubank.adapters.kubernetes.connection import Connection
+from gpubank.adapters.kubernetes.errors import ApiError
 from gpubank.adapters.kubernetes.kinds import (
     CLUSTER_QUEUE,
     COHORT,
@@ -43,6 +45,9 @@ from tests.contract.world import DeploymentRequest, JobRequest, priority_class
 
 LOOK = 0.05
 """Seconds between two looks at the facts."""
+
+_UNCONFIGURED = 60.0
+"""Longest time that somebody goes on submitting what an API server refuses because it has just started, in seconds."""
 
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 PRIORITY_CLASS = Kind(KUEUE_GROUP, KUEUE_VERSION, "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False)
@@ -167,7 +172,17 @@ class KueueWorld:
     async def _submit(self, kind: Kind, manifest: Object, priority: int) -> None:
         if priority:
             await self._priority_class(priority)
-        await self.connection.create(kind, manifest, strict=True)
+        end = time.monotonic() + _UNCONFIGURED
+        while True:
+            try:
+                await self.connection.create(kind, manifest, strict=True)
+            except ApiError as error:
+                # An API server that was killed reads its policies anew, and knows our kinds some seconds later.
+                if "failed to configure policy" not in str(error) or time.monotonic() > end:
+                    raise
+                await asyncio.sleep(0.5)
+            else:
+                return
 
     async def _priority_class(self, value: int) -> None:
         body = _body(PRIORITY_CLASS, priority_class(value), None) | {"value": value}

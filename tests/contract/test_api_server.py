@@ -11,7 +11,7 @@ from gpubank.domain import contract
 from gpubank.domain.contract import WorkloadContract
 from gpubank.lab import Lab, LabError
 from gpubank.lab.access import Api, namespace, wait_until
-from gpubank.schema import KINDS, Scope, admission_policies, crds
+from gpubank.schema import KINDS, Scope, admission_policies, crds, priority_policies
 from tests.data.bad_examples import BAD, Bad, By
 from tests.data.good_examples import GOOD, PUBLISHED
 
@@ -332,3 +332,47 @@ def test_nothing_else_borrows(post: Post) -> None:
         refusal = post(body)
         assert refusal is not None
         assert "only what can be suspended borrows" in refusal
+
+
+# Parameters that cannot be found --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lost(api: Api) -> Iterator[None]:
+    """The policies once more, with parameters of a kind that the server does not know, as after its start."""
+    policies = [_astray(_only_here(each)) for each in (*admission_policies(), *priority_policies())]
+    api.apply_all(policies)
+    queued = [_of_nobody(each) for each in (a_job(labels={}), a_pod(), a_deployment())]
+    try:
+        wait_until(
+            lambda: all("Nowhere" in (_posted(api, each) or "") for each in queued), 30, "policies that are lost"
+        )
+        yield
+    finally:
+        for manifest in policies:
+            api.request("DELETE", api.path_of(manifest))
+
+
+def _astray(manifest: Body) -> Body:
+    astray = deepcopy(manifest)
+    astray["metadata"]["name"] = f"astray-{astray['metadata']['name']}"
+    if "policyName" in astray["spec"]:
+        astray["spec"]["policyName"] = f"astray-{astray['spec']['policyName']}"
+    if "paramKind" in astray["spec"]:
+        astray["spec"]["paramKind"]["kind"] = "Nowhere"
+    return astray
+
+
+def _of_nobody(body: Body) -> Body:
+    """The same in no queue of the bank's, but in one."""
+    return {**body, "metadata": {**body["metadata"], "labels": {contract.QUEUE_LABEL: "somebody-elses"}}}
+
+
+def _unqueued(body: Body) -> Body:
+    return {**body, "metadata": {**body["metadata"], "labels": {}}}
+
+
+@pytest.mark.usefixtures("lost")
+@pytest.mark.parametrize("body", [a_job(labels={}), a_pod(), a_deployment()], ids=lambda body: str(body["kind"]))
+def test_policies_that_cannot_judge_keep_nothing_out_that_is_in_no_queue(post: Post, body: Body) -> None:
+    assert post(_unqueued(body)) is None

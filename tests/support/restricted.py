@@ -64,13 +64,23 @@ def manifests(process: str) -> list[dict[str, Any]]:
     return [body for file in files for body in documents(file)]
 
 
-def restrict(lab: Lab, bank: LabBank) -> None:
-    """Grant what the manifests grant and have worker and controller run with that and nothing else."""
+def restrict(lab: Lab, bank: LabBank, *, read_seconds: float | None = 1) -> None:
+    """Grant what the manifests grant and have worker and controller run with that and nothing else.
+
+    They read Kueue's metrics every so many seconds; as in production where None.
+    """
     lab.apply([namespace("kueue-system"), *(body for process in PROCESSES for body in manifests(process))])
     lab.apply(documents(KUEUE_METRICS))
     bank.worker, bank.controller = (
-        BankProcess(name, _settings(lab, bank, name, kubeconfig(lab, name, bank.folder / name)))
+        BankProcess(name, _settings(lab, bank, name, kubeconfig(lab, name, bank.folder / name), read_seconds))
         for name in ("worker", "controller")
+    )
+
+
+def watchdog(lab: Lab, bank: LabBank) -> BankProcess:
+    """Return a watchdog of a restricted bank, with its own rights; whoever starts it stops it."""
+    return BankProcess(
+        "watchdog", _settings(lab, bank, "watchdog", kubeconfig(lab, "watchdog", bank.folder / "watchdog"))
     )
 
 
@@ -94,7 +104,7 @@ def kubeconfig(lab: Lab, process: str, folder: Path) -> Path:
     return written
 
 
-def _settings(lab: Lab, bank: LabBank, process: str, config: Path) -> Path:
+def _settings(lab: Lab, bank: LabBank, process: str, config: Path, read_seconds: float | None = None) -> Path:
     settings = yaml.safe_load(bank.settings.read_text())
     settings["cluster"]["kubeconfig"] = str(config)
     settings["observability"] = {"port": free_port()}
@@ -104,8 +114,7 @@ def _settings(lab: Lab, bank: LabBank, process: str, config: Path) -> Path:
         "metrics_url": f"https://{lab.url('kueue-metrics')}/metrics",
         "authorities": str(lab.authorities),
         "token": str(config.with_name(TOKEN)),
-        "read_seconds": 1,
-    }
+    } | ({"read_seconds": read_seconds} if read_seconds is not None else {})
     written = config.with_name("gpubank.yaml")
     written.write_text(yaml.safe_dump(settings))
     return written

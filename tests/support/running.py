@@ -78,7 +78,7 @@ async def running_bank(lab: Lab, ledger_url: str, folder: Path, *, gated: bool =
         faults = folder / "faults"
         if gated:
             _mortal(processes.settings, faults)
-        await asyncio.to_thread(restrict, lab, processes)
+        await asyncio.to_thread(restrict, lab, processes, read_seconds=1 if gated else None)
         stack.push_async_callback(asyncio.to_thread, processes.stop)
         await asyncio.to_thread(processes.start)
         bank = RunningBank(lab, processes, client, ledger, server, FaultGate(faults))

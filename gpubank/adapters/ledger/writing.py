@@ -196,7 +196,7 @@ class _Sheet:
             was_open = self._open_spans.get(line.line_id)
             if was_open is None:
                 raise LedgerError(f"line {line.line_id!r} runs without a span; `gpubank ledger verify` names the row")
-        written = []
+        written: list[Row] = []
         for span in follow(was_open, line, at):
             row = rows.span_row(span)
             ends = was_open is not None and span.ordinal == was_open.ordinal

@@ -63,7 +63,7 @@ class KueueBackend:
         self._view = View(connection, clock)
         self._layout = LayoutWriter(connection, self._view, clock)
         self._order = Order(connection, self._view, clock)
-        self._writer = Writer(connection, self._view.absorb, self._order)
+        self._writer = Writer(connection, self._view, self._order)
         self._fences = Fences(connection, self._view, cycle_p99)
         self._readers: dict[str, PoolReader] = {}
 

@@ -100,27 +100,27 @@ class Order:
         waiting = [each for each in users if not each.reserved]
         return first_in_line(waiting, resource, nominal - held, self._clock())
 
-    async def open(self, queue: Object, entries: Sequence[WorkloadEntry]) -> bool:
+    async def open(self, queue: Object, entries: Sequence[WorkloadEntry]) -> Object | None:
         """Make a queue strict and put `entries` before all others; it ends by itself when they are admitted.
 
-        False where the queue has changed since it was read: read it again and try again. Best effort otherwise: where
-        it is refused, they come in with Kueue's batch.
+        Returns the queue as it stands then, to be raised; None where it has changed since it was read: read it again
+        and try again. Best effort otherwise: where it is refused, they come in with Kueue's batch.
         """
         name = queue["metadata"]["name"]
         if not is_momentary(queue, self._clock()):
             try:
                 queue = await self._make_strict(queue)
             except ConflictError:
-                return False
+                return None
             except BackendError as error:
                 _log.debug("queue %s is raised without order: %s", name, error)
-                return True
+                return queue
             if (before := self._closing.pop(name, None)) is not None:
                 before.cancel()
             self._closing[name] = asyncio.create_task(self._close(name, entries), name=f"order of {name}")
         await self._acknowledged(name, int(queue["metadata"]["generation"]))
         await asyncio.gather(*(self._touch(entry) for entry in entries))
-        return True
+        return self._view.queues.get(name) or queue
 
     async def _make_strict(self, queue: Object) -> Object:
         metadata = queue["metadata"]

@@ -1,20 +1,22 @@
 """Writes to Kueue: quotas and the `active` of Workloads, each one compare-and-set against what was read.
 
 The fail-safe outranks the bank: once the watchdog has written its epoch on the pool's Cohort, nothing here writes.
-Cohort and queue are read at the same time. If the epoch came after that read, so will the watchdog's own edit of the
-queue, which overwrites ours or makes ours fail; if the queue was read after that edit, it stands in the Cohort.
+The Cohort is read anew for every write, the queue is as the watch has it, and every write names the version that it
+rests on. If the epoch came after the Cohort was read, so will the watchdog's own edit of the queue, which overwrites
+ours or makes ours fail; and a queue that is seen after that edit stands in the Cohort. A version that has passed costs
+one read of the queue itself.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.errors import ApiNotFoundError
-from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, COHORT, WORKLOAD, Kind, Object
+from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, COHORT, WORKLOAD, Object
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.entries import read_mark, write_mark
 from gpubank.adapters.kubernetes.kueue.order import Order
+from gpubank.adapters.kubernetes.kueue.view import View
 from gpubank.domain.contract import (
     FAIL_SAFE_EPOCH_ANNOTATION,
     MARK_ANNOTATION,
@@ -29,29 +31,46 @@ from gpubank.domain.loan import WorkloadKey
 _TRIES: Final = 5
 """How often a queue that Kueue keeps writing to is read anew so that its order can be kept."""
 
-Absorb = Callable[[Kind, Object], None]
-"""Takes what the server answered to a write into the caches."""
+
+class Cohorts:
+    """Reads the Cohorts of pools, each time anew."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._next: dict[str, asyncio.Task[Object | None]] = {}
+        """Reads that have not begun yet: whoever asks until then shares them."""
+
+    async def read(self, pool: str) -> Object | None:
+        """Return the pool's Cohort as it is after this call has begun; many calls at once are one read."""
+        if pool not in self._next:
+            self._next[pool] = asyncio.create_task(self._read(pool), name=f"cohort of {pool}")
+        return await asyncio.shield(self._next[pool])
+
+    async def _read(self, pool: str) -> Object | None:
+        del self._next[pool]  # whoever asks from now on may have seen something that this read does not show
+        return await self._connection.get(COHORT, cohort_name(pool))
 
 
 class Writer:
     """Writes quotas, stops and resumes."""
 
-    def __init__(self, connection: Connection, absorb: Absorb, order: Order) -> None:
-        self._connection = connection
-        self._absorb = absorb
-        self._order = order
+    def __init__(self, connection: Connection, view: View, order: Order) -> None:
+        self._connection, self._view, self._order = connection, view, order
+        self._cohorts = Cohorts(connection)
 
     async def write_quota(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
         """Set a queue's quota and stamp, as the port says; whoever waited for a raise comes in first."""
         name = queues.QUEUE_NAMES[kind](group, pool)
+        body = await self._seen(pool, name, revision)
         for _ in range(_TRIES):
-            body = await self._read(pool, name, revision)
             entries = self._order.next_in(body, nominal) if nominal > queues.nominal(body) else []
             if not entries:
                 break
-            if await self._order.open(body, entries):
-                body = await self._read(pool, name, revision)
+            if (opened := await self._order.open(body, entries)) is not None:
+                _refuse_unless_ours(pool, name, opened, revision)
+                body = opened
                 break
+            body = await self._read(pool, name, revision)
         try:
             await self._set(pool, body, nominal, revision)
         except ConflictError:
@@ -66,7 +85,7 @@ class Writer:
         """
         name = queues.QUEUE_NAMES[kind](group, pool)
         body = await self._connection.get(CLUSTER_QUEUE, name)
-        _refuse_in_fail_safe(pool, await self._connection.get(COHORT, cohort_name(pool)))
+        _refuse_in_fail_safe(pool, await self._cohorts.read(pool))
         if body is None or not queues.belongs(body, pool) or not queues.in_cohort(body):
             await self.write_quota(pool, group, kind, nominal=nominal, revision=revision)
             return
@@ -82,28 +101,30 @@ class Writer:
             },
         }
         written = await self._connection.patch(CLUSTER_QUEUE, name, None, change, version=metadata["resourceVersion"])
-        self._absorb(CLUSTER_QUEUE, written)
+        self._view.absorb(CLUSTER_QUEUE, written)
 
     async def _read(self, pool: str, name: str, revision: int) -> Object:
-        """Return the queue; raise unless a quota of `revision` may be written to it."""
-        cohort, body = await asyncio.gather(
-            self._connection.get(COHORT, cohort_name(pool)), self._connection.get(CLUSTER_QUEUE, name)
-        )
+        """Read the queue; raise unless a quota of `revision` may be written to it."""
+        cohort, body = await asyncio.gather(self._cohorts.read(pool), self._connection.get(CLUSTER_QUEUE, name))
         _refuse_in_fail_safe(pool, cohort)
-        if body is None or not queues.belongs(body, pool):
-            raise BackendError(f"ClusterQueue {name!r} is not there or not the bank's; lay the pool out first")
-        if queues.in_cohort(body):
-            fact = f"ClusterQueue {name!r} stands in Cohort {body['spec']['cohortName']!r}"
-            raise ConflictError(f"{fact}; the bank leaves it alone until the fail-safe ends")
-        if (stamp := queues.stamp(body)) > revision:
-            fact = f"ClusterQueue {name!r} bears revision {stamp}, later than {revision}"
-            raise ConflictError(f"{fact}; compute again")
+        return _refuse_unless_ours(pool, name, body, revision)
+
+    async def _seen(self, pool: str, name: str, revision: int) -> Object:
+        """Return the queue as the watch has it; where that is no queue to write to, what a read says counts."""
+        try:
+            body = _refuse_unless_ours(pool, name, self._view.queues.get(name), revision)
+        except (BackendError, ConflictError):
+            return await self._read(pool, name, revision)
+        _refuse_in_fail_safe(pool, await self._cohorts.read(pool))
         return body
 
     async def _set(self, pool: str, body: Object, nominal: int, revision: int) -> None:
-        if (queues.nominal(body), queues.stamp(body)) == (nominal, revision):
-            self._absorb(CLUSTER_QUEUE, body)
-            return
+        if _stands(body, nominal, revision):
+            # Only the server says so for sure: the watch may not have told yet that somebody has edited it.
+            body = await self._read(pool, body["metadata"]["name"], revision)
+            self._view.absorb(CLUSTER_QUEUE, body)
+            if _stands(body, nominal, revision):
+                return
         change = {
             "metadata": {"annotations": {REVISION_ANNOTATION: str(revision)}},
             "spec": {"resourceGroups": queues.resource_groups(pool, queues.resource_of(body), nominal)},
@@ -112,7 +133,7 @@ class Writer:
         written = await self._connection.patch(
             CLUSTER_QUEUE, metadata["name"], None, change, version=metadata["resourceVersion"]
         )
-        self._absorb(CLUSTER_QUEUE, written)
+        self._view.absorb(CLUSTER_QUEUE, written)
 
     async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
         """Deactivate and mark a Workload; see the port. One that has finished is as good as gone."""
@@ -149,12 +170,12 @@ class Writer:
             raise ConflictError(moved_on) from error
         except ApiNotFoundError:
             return
-        self._absorb(WORKLOAD, written)
+        self._view.absorb(WORKLOAD, written)
 
     async def _read_workload(self, pool: str, workload: WorkloadKey) -> Object | None:
         """Return the Workload, or None when it is gone; another one of its name is not it. Refuses in the fail-safe."""
         cohort, body = await asyncio.gather(
-            self._connection.get(COHORT, cohort_name(pool)),
+            self._cohorts.read(pool),
             self._connection.get(WORKLOAD, workload.name, workload.namespace),
         )
         _refuse_in_fail_safe(pool, cohort)
@@ -164,6 +185,24 @@ class Writer:
 def _refuse_in_fail_safe(pool: str, cohort: Object | None) -> None:
     if epoch := queues.fail_safe_epoch(cohort):
         raise ConflictError(f"pool {pool!r} is in fail-safe epoch {epoch}; the bank writes nothing until it ends")
+
+
+def _refuse_unless_ours(pool: str, name: str, body: Object | None, revision: int) -> Object:
+    """Return the queue; raise unless it is the bank's to write, and no later revision was written to it."""
+    if body is None or not queues.belongs(body, pool):
+        raise BackendError(f"ClusterQueue {name!r} is not there or not the bank's; lay the pool out first")
+    if queues.in_cohort(body):
+        fact = f"ClusterQueue {name!r} stands in Cohort {body['spec']['cohortName']!r}"
+        raise ConflictError(f"{fact}; the bank leaves it alone until the fail-safe ends")
+    if (stamp := queues.stamp(body)) > revision:
+        fact = f"ClusterQueue {name!r} bears revision {stamp}, later than {revision}"
+        raise ConflictError(f"{fact}; compute again")
+    return body
+
+
+def _stands(body: Object, nominal: int, revision: int) -> bool:
+    """Whether a queue has this quota and stamp."""
+    return (queues.nominal(body), queues.stamp(body)) == (nominal, revision)
 
 
 def _active(body: Object) -> bool:

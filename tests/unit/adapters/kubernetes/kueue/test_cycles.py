@@ -5,7 +5,7 @@ import json
 import re
 import ssl
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpubank.adapters.kubernetes.kueue.cycles import CYCLE, KueueEndpoint, PrometheusServer, counted
 from gpubank.cycles import CycleWatch, source_of, watching_cycles
@@ -116,6 +117,21 @@ async def test_an_address_that_is_not_kueues_is_named_with_what_it_said(door: Do
     async with serving(door) as url, KueueEndpoint(url) as source:
         with pytest.raises(BackendError, match=says):
             await source.read()
+
+
+async def test_only_the_lines_that_matter_of_a_long_page_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(text: str) -> Iterable[Metric]:
+        parsed.append(text)
+        return text_string_to_metric_families(text)
+
+    monkeypatch.setattr("gpubank.adapters.kubernetes.kueue.cycles.text_string_to_metric_families", parse)
+    others = [f'kueue_cluster_queue_status{{cluster_queue="q{number}"}} 1\n' for number in range(500)]
+    async with serving(Door("".join([*others, PAGE, *others]))) as url, KueueEndpoint(url) as source:
+        assert await source.read() == {"1790000000.0": BOTH}
+    (text,) = parsed
+    assert text.count("\n") < PAGE.count("\n")
 
 
 async def test_an_address_where_nobody_listens_is_named() -> None:
@@ -254,6 +270,27 @@ async def test_a_failure_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptur
     for _ in range(3):
         await watch.look()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+@pytest.mark.parametrize(("took", "rests"), [(0.2, 30), (3.0, 60)])
+async def test_a_source_that_takes_long_is_asked_less_often(
+    monkeypatch: pytest.MonkeyPatch, took: float, rests: float
+) -> None:
+    clock, slept = Seconds(), list[float]()
+
+    class Slow(Source):
+        async def read(self) -> Mapping[str, CycleCounts]:
+            clock.now += took
+            return {}
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("gpubank.cycles.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await CycleWatch(Slow(), lambda p99: None, every=30, monotonic=clock).run()
+    assert slept == [pytest.approx(rests)]
 
 
 def scraped(registry: CollectorRegistry) -> dict[str, float]:
