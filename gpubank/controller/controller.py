@@ -70,6 +70,9 @@ class Controller:
         self._agreement: Agreement | None = None
         self._loops: dict[str, tuple[PoolLoop, asyncio.Task[None]]] = {}
         self._reports: dict[str, LayoutReport] = {}
+        self._written: dict[tuple[str, str, str], datetime] = {}
+        """When statuses that may wait were written last."""
+
         self._checked: dict[int, tuple[datetime, tuple[LayoutProblem, ...]]] = {}
 
     def terms(self, pool: str) -> PoolTerms | None:
@@ -254,9 +257,19 @@ class Controller:
             await self._stop_loops({pool.name for pool in objects.pools} - {write.name})
         await self._objects.set_finalizer(write.kind, write.name, write.namespace, held=write.held)
 
+    def _is_due(self, write: StatusWrite) -> bool:
+        """Whether the last status of the object was written long enough ago; it is taken for written from now on."""
+        key, now = (write.kind, write.name, write.namespace or ""), self._now()
+        if (last := self._written.get(key)) is not None and timedelta() <= now - last < write.pause:
+            return False
+        self._written[key] = now
+        return True
+
     async def _write_status(self, write: StatusWrite, known: Model | None) -> None:
         if known is None:
             return  # it is gone
+        if write.pause and not self._is_due(write):
+            return  # a later look writes what is true then
         # An approval of a lease that came meanwhile is not overwritten.
         seen = write.seen if write.kind == LEASE else known.metadata.resource_version
         if write.note is not None:

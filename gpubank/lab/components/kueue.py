@@ -16,6 +16,7 @@ import yaml
 from gpubank.lab.access import MASTERS, Api, Manifest, documents, look, namespace, wait_until
 from gpubank.lab.build import GoProgram, ModuleFiles, SourceEdit
 from gpubank.lab.components.base import LOOPBACK, Component, Context
+from gpubank.lab.errors import LabError
 
 MODULE = "sigs.k8s.io/kueue"
 NAMESPACE: Final = "kueue-system"
@@ -135,7 +136,8 @@ def _settle(context: Context) -> None:
     with context.access.client() as api:
         api.apply_all(webhooks(context))
         # The API server learns of a webhook a moment after it is stored; a job in between would start unadmitted.
-        wait_until(lambda: _called(api), 30, "the API server's first call of Kueue's job webhook")
+        # And one that was killed knows the kinds that its policies ask for half a minute later: until then it refuses.
+        wait_until(lambda: _called(api), 60, "the API server's first call of Kueue's job webhook")
 
 
 def _called(api: Api) -> bool:
@@ -146,7 +148,12 @@ def _called(api: Api) -> bool:
         "metadata": {"generateName": "webhook-probe-", "labels": {"kueue.x-k8s.io/queue-name": "probe"}},
         "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
     }
-    answer = api.request("POST", "/apis/batch/v1/namespaces/default/jobs", params={"dryRun": "All"}, json=job)
+    try:
+        answer = api.request("POST", "/apis/batch/v1/namespaces/default/jobs", params={"dryRun": "All"}, json=job)
+    except LabError as error:
+        if "failed to configure policy" not in str(error):
+            raise
+        return False
     return answer["spec"].get("suspend") is True
 
 

@@ -101,6 +101,12 @@ class Bank:
         assert body is not None
         return {each["type"]: (each["status"], each["reason"]) for each in body["status"]["conditions"]}
 
+    async def pool(self) -> dict[str, Any]:
+        """Return the GPUPool."""
+        body = await self.cluster.objects.get("GPUPool", POOL)
+        assert body is not None
+        return body
+
     def submit(self, group: str, name: str, gpus: int, *, borrow: bool = False, pods: int = 1) -> None:
         """Submit a Job that runs until it is told to end."""
         labels = {RETRYABLE_LABEL: "true"} if borrow else {}

@@ -1,6 +1,7 @@
 """The controller on the simulation: agreements, loans, status, deletion."""
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,26 @@ async def test_a_write_that_fails_ends_the_look_and_the_next_one_writes_what_is_
     await bank.controller.reconcile()
     for group in groups:
         assert (await bank.conditions("GPUQuotaPolicy", group, f"team-{group}"))["Ready"] == ("True", "Applied")
+
+
+async def test_counts_of_a_pool_are_written_less_often_the_more_shares_it_has(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpubank.controller.status.COUNTS_PAUSE", timedelta(seconds=5))
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.let(3)
+
+    async def reserved_after(seconds: float) -> int:
+        await bank.let(seconds)
+        return int((await bank.pool())["status"]["reserved"])
+
+    bank.submit("a", "one", 2)
+    assert await reserved_after(2) == 2
+    bank.submit("a", "two", 2)
+    assert await reserved_after(3) == 2, "two shares: ten seconds"
+    assert await reserved_after(12) == 4
+    bank.submit("a", "three", 2)
+    assert await reserved_after(2) == 4
+    await bank.apply("GPUPool", POOL, (await bank.pool())["spec"] | {"freeze": {"by": "ops", "reason": "an incident"}})
+    assert await reserved_after(2) == 6, "what is not only counts is written at once"
+    assert (await bank.conditions("GPUPool", POOL))["Frozen"][0] == "True"
