@@ -55,8 +55,8 @@ async def test_whoever_is_gone_is_forgotten_by_what_was_said_to_owners(tmp_path:
         for number in range(3):
             bank.submit("a", f"large-{number}", 32, pods=4)
         await bank.let(2)
-        assert len(bank.loop._noted) == 3, "each was told why it waits"
+        assert len(bank.loop._notes._told) == 3, "each was told why it waits"
         for number in range(3):
             bank.cluster.delete_job(f"large-{number}", "team-a")
         await bank.let(1)
-        assert bank.loop._noted == {}
+        assert bank.loop._notes._told == {}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.cores import pin, split
+from benchmarks.cores import Split, pin, split
 
 THREADS = """
 import sys, threading
@@ -34,7 +34,7 @@ def test_every_thread_of_a_process_is_pinned() -> None:
 @pytest.mark.parametrize(("cores", "many"), [({0, 1}, {0}), ({2, 5, 7}, {2, 5})])
 def test_one_core_is_kept_apart(monkeypatch: pytest.MonkeyPatch, cores: set[int], many: set[int]) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    assert split() == (many, cores - many)
+    assert split() == Split(frozenset(many), frozenset(cores - many))
 
 
 def test_one_core_cannot_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
