@@ -90,10 +90,13 @@ async def test_an_owner_is_served_after_a_minute_without_a_bank_and_the_bank_tak
     await bank.placed("train")
     await bank.finish("search", "train")
     await bank.finish("search", "own")
+
+    async def returned() -> bool:
+        return {line.state for line in await bank.lines(job="train")} == {LineState.RETURNED}
+
+    await bank.until(returned, "the loan is over")
     await bank.settled()
-    lines = await bank.lines(job="train")
-    assert [line.state for line in lines] == [LineState.RETURNED] * 2
-    first, second = lines
+    first, second = await bank.lines(job="train")
     assert first.ended_at is not None
     assert second.granted_at is not None
     assert first.ended_at <= second.granted_at, "nothing is billed twice"

@@ -29,10 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, mark in _MARKS.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(mark)
-        if item.get_closest_marker("lab") is not None:
-            # Two labs share a machine: a module's tests share one of them, and there is one containerd.
-            alone = "kubelet_lab" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("kubelet" if alone else item.path.stem))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
