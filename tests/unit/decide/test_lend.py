@@ -388,18 +388,3 @@ def test_a_job_that_was_admitted_without_lines_is_given_lines_first() -> None:
     assert lenders(model, "stray") == {"b": 8}
     assert states(model, "stray") == {LineState.GRANTED}
     assert not any(d.state is DemandState.OPEN for d in model.books.demands)
-
-
-def test_only_some_loans_begin_at_a_time_and_all_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubank.decide.lend.MOST_BEGINNING", 3)
-    model = pool(group_terms("a", 0), group_terms("b", 24))
-    for number in range(8):
-        model.submit(f"x-{number}", "a", BORROW, 1, created_at=NOW + timedelta(seconds=number))
-    most = 0
-    for _ in range(60):
-        model.round()
-        model.now += timedelta(milliseconds=300)
-        beginning = [uid for uid, job in model.jobs.items() if model.books.lines_of(uid) and not job.reserved]
-        most = max(most, len(beginning))
-    assert most == 3
-    assert all(job.reserved for job in model.jobs.values())
