@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from temporalio.exceptions import ApplicationError
 
 from activities.failures import NOT_YET, not_yet
+from activities.turns import Rounds, Turns
 from gpubank.decide import compile as compiler
 from gpubank.decide.lease import protected_now
 from gpubank.domain.books import Books
@@ -62,6 +63,8 @@ class Pools:
         self.ledger = ledger
         self._terms = terms
         self.now = clock
+        self.turns = Turns()
+        self._rounds = Rounds(self._write_quotas)
         self._lingering = 0
 
     async def books(self, pool: str) -> Books:
@@ -145,8 +148,12 @@ class Pools:
     async def write_quotas(self, pool: str) -> None:
         """Bring every quota of the pool to what the books say now, lowering before raising.
 
-        Nothing is written under the fail-safe. `ConflictError` means that somebody wrote a newer revision.
+        Many who ask for it at once share it. Nothing is written under the fail-safe. `ConflictError` means that
+        somebody wrote a newer revision.
         """
+        await self._rounds.after_now(pool)
+
+    async def _write_quotas(self, pool: str) -> None:
         facts = await self.quota.observe(pool)
         if facts.in_fail_safe:
             return

@@ -79,37 +79,44 @@ class ReclaimActivities(ReclaimCalls):
         """Plan what is given up, pledge it in one transaction and write the quotas; waits while frozen."""
         step = plan.step
 
-        async def attempt() -> PlannedRecall:
-            facts, books = await self._read(step)
-            await self._pools.check_in_force(facts)
-            demand = books.demand(step.demand)
-            if demand is None or demand.state not in (DemandState.OPEN, DemandState.RAISED):
-                return PlannedRecall(live=False)
-            if demand.state is DemandState.RAISED:
-                return PlannedRecall(raised=True, complete=True)
-            if await self._is_gone(step):
-                await self._change(step, books, demand, DemandState.CANCELLED, reason=f"pool {step.pool!r} is gone")
-                return PlannedRecall(live=False)
-            found = await self._decide(step, facts, books, frozenset(plan.spared))
-            if found.transaction is not None and _helps(found, demand):
-                await self._pools.commit(found.transaction)
-                await self._pools.write_quotas(step.pool)
-            terms = await self._pools.terms(step.pool)
-            return PlannedRecall(
-                complete=found.complete,
-                need=found.need,
-                covered=found.covered,
-                victims=tuple(_victim(victim) for victim in found.victims),
-                approval_required=found.approval_required,
-                reason=found.reason,
-                leased=found.leased,
-                retry_at=found.retry_at,
-                max_time_to_return=terms.max_time_to_return,
-                max_grace=terms.max_grace_period,
-                max_checkpoint_age=terms.max_checkpoint_age,
-            )
+        async def attempt() -> tuple[RecallPlan, bool] | PlannedRecall:
+            async with self._pools.turns.turn(step.pool):
+                facts, books = await self._read(step)
+                await self._pools.check_in_force(facts)
+                demand = books.demand(step.demand)
+                if demand is None or demand.state not in (DemandState.OPEN, DemandState.RAISED):
+                    return PlannedRecall(live=False)
+                if demand.state is DemandState.RAISED:
+                    return PlannedRecall(raised=True, complete=True)
+                if await self._is_gone(step):
+                    await self._change(step, books, demand, DemandState.CANCELLED, reason=f"pool {step.pool!r} is gone")
+                    return PlannedRecall(live=False)
+                found = await self._decide(step, facts, books, frozenset(plan.spared))
+                changes = found.transaction is not None and _helps(found, demand)
+                if found.transaction is not None and changes:
+                    await self._pools.commit(found.transaction)
+                return found, changes
 
-        return await settled(attempt)
+        planned = await settled(attempt)
+        if isinstance(planned, PlannedRecall):
+            return planned
+        found, changes = planned
+        if changes:
+            await settled(lambda: self._pools.write_quotas(step.pool))
+        terms = await self._pools.terms(step.pool)
+        return PlannedRecall(
+            complete=found.complete,
+            need=found.need,
+            covered=found.covered,
+            victims=tuple(_victim(victim) for victim in found.victims),
+            approval_required=found.approval_required,
+            reason=found.reason,
+            leased=found.leased,
+            retry_at=found.retry_at,
+            max_time_to_return=terms.max_time_to_return,
+            max_grace=terms.max_grace_period,
+            max_checkpoint_age=terms.max_checkpoint_age,
+        )
 
     @activity.defn(name="reclaim.raise_queue")
     async def raise_queue(self, step: DemandStep) -> RaiseResult:

@@ -23,6 +23,7 @@ pytest_plugins = (
     "tests.plugins.exit",
     "tests.plugins.garbage",
     "tests.plugins.kubelet",
+    "tests.plugins.groups",  # after the one whose fixture it knows
     "tests.plugins.ledger",
     "tests.plugins.nvml",
     "tests.plugins.prometheus",

@@ -16,16 +16,18 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
+from gpubank.controller.beside import Beside
 from gpubank.controller.notes import Notes
 from gpubank.controller.observer import Observer
-from gpubank.controller.together import side_by_side
+from gpubank.controller.words import Words
 from gpubank.decide import compile as compiler
+from gpubank.decide.compile import QuotaWrite
 from gpubank.decide.memo import Memo
 from gpubank.decide.parked import NOBODY
 from gpubank.decide.settle import return_writes
-from gpubank.decide.step import LenderNeeds, LoanSignal, Step, step
+from gpubank.decide.step import Step, step
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
 from gpubank.domain.facts import PoolFacts
@@ -52,25 +54,8 @@ take a core for itself, and Kueue and the API server would have what is left.
 BEAT_EVERY = timedelta(seconds=5)
 """Least time between two signs of life of a loop that turns all the time."""
 
-MAX_PAUSE = timedelta(hours=1)
-"""Longest pause before the same signal is sent again; every one costs a few events of a workflow's history."""
-
-NEEDS_PAUSE = timedelta(minutes=1)
-"""Longest time that a demand may have no Reclaim, as when its Reclaim ended just before it was opened again."""
-
 FIRST_REST, LONGEST_REST = timedelta(seconds=30), timedelta(minutes=10)
 """How long a Workload that did not take its loan is offered none, the first time and at most; others come first."""
-
-
-_NEEDS: Final = "needs"
-
-
-class _Said(NamedTuple):
-    """What was said to a process, when, and how long it is not said again."""
-
-    message: LoanSignal | LenderNeeds
-    at: datetime
-    pause: timedelta
 
 
 class PoolLoop:
@@ -94,7 +79,6 @@ class PoolLoop:
         self.cluster, self.pool = cluster, pool
         self._observer = observer
         self._backend, self._ledger = backend, ledger
-        self._processes = processes
         self._terms, self._now, self._resync = terms, now, resync
         self._leases = leases
         self._beat_at: datetime | None = None
@@ -102,9 +86,10 @@ class PoolLoop:
         """Whether something that the last turn decided came into the books."""
 
         self._wake = asyncio.Event()
-        self._said: dict[tuple[str, str], _Said] = {}
-        """By whom it is about, and what it says."""
+        self._raises = Beside(f"raise in pool {pool} of", self._wake.set)
+        """By group and side: a queue is raised by one call at a time. Lowering is waited for, for raises rest on it."""
 
+        self._words = Words(cluster, pool, processes, first_pause=resync, wake=self._wake.set)
         self._notes = Notes(pool, notifier)
         self._memo = Memo()
         self._parked = NOBODY
@@ -148,7 +133,8 @@ class PoolLoop:
                 await self._sleep(wait, sleep)
                 await asyncio.sleep(min(busy, LONGEST_BREATH))
         finally:
-            await self._notes.stop()
+            for beside in (self._notes, self._raises, self._words):
+                await beside.stop()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
@@ -209,7 +195,7 @@ class PoolLoop:
             self._rest(decided.lapsed, now)
             wrote = await self._write_quotas(books, facts)
             self.facts, self.books = facts, books
-            await self._tell(decided, now)
+            await self._words.tell(decided.signals, decided.needs, now)
             self._notes.tell(decided.waiting, partial(_exists, facts))
             if not committed and not wrote:
                 return self._until(decided, now)
@@ -257,73 +243,54 @@ class PoolLoop:
                     books = result
                 part, count = part[len(after) :], count + len(after)
             if opens:
-                await self._tell_needs(decided, now)
+                self._words.tell_needs(decided.needs, now)
+                await asyncio.sleep(0)  # they go out before the next commit does
         return count, books
 
     async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
-        """Write what compile says, lowering before raising; a lost race is left to the next round."""
-        back = facts.in_fail_safe
-        writes = return_writes(books, facts) if back else compiler.writes(books, facts)
-        put = self._backend.take_back if back else self._backend.write_quota
-        # The way back from the fail-safe has an order of its own.
-        for stage in [(write,) for write in writes] if back else compiler.stages(writes, facts):
-            written = await asyncio.gather(
-                *(
-                    put(self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision)
-                    for write in stage
-                ),
-                return_exceptions=True,
-            )
-            for error in written:
-                if error is not None and not isinstance(error, ConflictError):
-                    raise error
-            if lost := [error for error in written if error is not None]:
-                log.info("pool %s: %s", self.pool, lost[0])
+        """Write what compile says, lowering before raising, and return how many writes that were.
+
+        A raise that takes its time goes on beside the loop. It names the revision that it rests on, so one that comes
+        late is refused where a later quota stands. A lost race is left to the next round.
+        """
+        if facts.in_fail_safe:
+            # The way back from the fail-safe has an order of its own.
+            return await self._return_quotas(return_writes(books, facts))
+        await self._raises.settle(0)  # what failed since the last round
+        lowering, raising = compiler.stages(compiler.writes(books, facts), facts)
+        kept = await asyncio.gather(*map(self._write, lowering), return_exceptions=True)
+        errors = [error for error in kept if error is not None]
+        for error in errors:
+            if not isinstance(error, ConflictError):
+                raise error
+        if errors:
+            log.info("pool %s: %s", self.pool, errors[0])
+            return len(lowering)
+        begun = [self._raises.begin((each.group, each.kind), partial(self._raise, each)) for each in raising]
+        await self._raises.settle()
+        return len(lowering) + sum(begun)
+
+    async def _return_quotas(self, writes: Sequence[QuotaWrite]) -> int:
+        for each in writes:
+            try:
+                await self._backend.take_back(
+                    self.pool, each.group, each.kind, nominal=each.nominal, revision=each.revision
+                )
+            except ConflictError as error:
+                log.info("pool %s: %s", self.pool, error)
                 break
         return len(writes)
 
-    async def _tell_needs(self, decided: Step, now: datetime) -> None:
-        await side_by_side(self._once((each.lender, _NEEDS), each, now, self._send_needs) for each in decided.needs)
+    async def _write(self, write: QuotaWrite) -> None:
+        await self._backend.write_quota(
+            self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision
+        )
 
-    async def _tell(self, decided: Step, now: datetime) -> None:
-        """Send what was not sent before, and again after growing pauses: a Loan may have been terminated since."""
-        live = {(needs.lender, _NEEDS) for needs in decided.needs}
-        new: list[tuple[tuple[str, str], LoanSignal]] = []
-        for signal in decided.signals:
-            key = signal.workload.uid, signal.kind.value
-            live.add(key)
-            if (said := self._said.get(key)) is None or said.message is not signal or now - said.at >= said.pause:
-                new.append((key, signal))
-        await side_by_side(self._once(key, signal, now, self._send_loan) for key, signal in new)
-        await self._tell_needs(decided, now)
-        for key in self._said.keys() - live:
-            del self._said[key]
-
-    async def _once(
-        self,
-        key: tuple[str, str],
-        message: LoanSignal | LenderNeeds,
-        now: datetime,
-        send: Callable[..., Awaitable[None]],
-    ) -> None:
-        before = self._said.get(key)
-        repeated = before is not None and before.message == message
-        if repeated and before is not None and now - before.at < before.pause:
-            return
+    async def _raise(self, write: QuotaWrite) -> None:
         try:
-            await send(message, now)
-        except BackendError as error:
-            log.warning("pool %s: %s", self.pool, error)
-            return
-        longest = MAX_PAUSE if isinstance(message, LoanSignal) else NEEDS_PAUSE
-        pause = min(before.pause * 2, longest) if repeated and before is not None else self._resync
-        self._said[key] = _Said(message, now, pause)
-
-    async def _send_loan(self, signal: LoanSignal, _: datetime) -> None:
-        await self._processes.signal_loan(self.cluster, self.pool, signal)
-
-    async def _send_needs(self, needs: LenderNeeds, now: datetime) -> None:
-        await self._processes.signal_needs(self.cluster, self.pool, needs.lender, needs.demand_ids, at=now)
+            await self._write(write)
+        except ConflictError as error:
+            log.info("pool %s: %s", self.pool, error)
 
 
 def _exists(facts: PoolFacts, uid: str) -> bool:

@@ -1,6 +1,7 @@
 """The quotas are a function of the books: nothing else is remembered, and drift is repaired by recomputing."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpubank.domain.base import GpuCount, Message
 from gpubank.domain.books import Books
@@ -54,15 +55,22 @@ def revisions(books: Books) -> dict[Queue, int]:
     return {(group, side): revision for side, latest in sides for group, revision in latest.items()}
 
 
-def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> tuple[tuple[QuotaWrite, ...], ...]:
-    """Return the writes in two parts: everything that raises no quota, and then what does.
+class Stages(NamedTuple):
+    """Quota writes in the order in which they are made."""
 
-    The writes of one part may go out at once, for between them no quota is lent twice.
-    """
+    lowering: tuple[QuotaWrite, ...]
+    """Everything that raises no quota."""
+
+    raising: tuple[QuotaWrite, ...]
+    """What does: only after all of the others."""
+
+
+def stages(quota_writes: Sequence[QuotaWrite], facts: PoolFacts) -> Stages:
+    """Return the writes in two parts; those of one part may go out at once: between them no quota is lent twice."""
     seen = {(queue.group, queue.kind): queue.nominal for queue in facts.queues}
     raises = tuple(write for write in quota_writes if write.nominal > seen.get((write.group, write.kind), 0))
     others = tuple(write for write in quota_writes if write.nominal <= seen.get((write.group, write.kind), 0))
-    return tuple(part for part in (others, raises) if part)
+    return Stages(others, raises)
 
 
 def writes(books: Books, facts: PoolFacts) -> tuple[QuotaWrite, ...]:
