@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lint, then every test: the examples of domain and decisions, which must reach every branch; what else needs no cluster,
-# on all cores; then the lab's, one after the other, on one lab.
+# on all cores; then the lab's, on two labs side by side.
 # With arguments, only pytest with these arguments. The real servers are built once into a cache outside the tree.
 set -euo pipefail
 # Tests start the package in hundreds of processes: without stored bytecode each of them would compile it anew.
@@ -15,4 +15,9 @@ lint-imports
 parallel=(-n "${GPUBANK_TEST_WORKERS:-2}" --dist worksteal)
 pytest "${parallel[@]}" -m "core" --cov --cov-report=term-missing:skip-covered
 pytest "${parallel[@]}" -m "not lab and not core"
-pytest -m lab
+# The servers before the tests, so that their progress is seen; where they cannot be built the tests say so themselves.
+servers=(--with prometheus)
+if [ "$(id -u)" = 0 ]; then servers+=(--with kubelet); fi
+gpubank lab build "${servers[@]}" || true
+# Two labs, each with modules of its own (tests/plugins/groups.py); in the order of names, so that a long one is not last.
+pytest -n "${GPUBANK_TEST_LABS:-2}" --dist loadfile --no-loadscope-reorder -m lab

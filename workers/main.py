@@ -89,7 +89,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         stack.callback(counting.cancel)
         following = asyncio.create_task(telemetry.follow(client, version))
         stack.callback(following.cancel)
-        await run_workers(make_workers(client.temporal, cluster.name, ports, client, version), stop)
+        workers = make_workers(
+            client.temporal, cluster.name, ports, client, version, cached_workflows=settings.worker.cached_workflows
+        )
+        await run_workers(workers, stop)
 
 
 def version_of(settings: WorkerSettings) -> WorkerDeploymentVersion | None:

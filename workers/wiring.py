@@ -45,6 +45,7 @@ from gpubank.ports import (
     TermsSource,
     Tickets,
 )
+from gpubank.settings import WorkerSettings
 from workers.faults import FaultInterceptor, GatedPools
 from workflows.heartbeat import HeartbeatWorkflow
 from workflows.incident import GpuIncidentWorkflow
@@ -54,6 +55,9 @@ from workflows.sweep import SweepWorkflow
 
 GRACEFUL: Final = timedelta(seconds=20)
 """How long a worker that is told to stop lets activities finish; below a pod's usual 30 s."""
+
+CACHED: Final = WorkerSettings().cached_workflows
+"""Workflows that a worker keeps in memory where nobody says how many."""
 
 WORKFLOWS: Final[tuple[type, ...]] = (
     LoanWorkflow,
@@ -178,7 +182,13 @@ def deployed(version: WorkerDeploymentVersion | None) -> WorkerDeploymentConfig 
 
 
 def make_workers(
-    client: Client, cluster: str, ports: Ports, dispatch: Dispatch, version: WorkerDeploymentVersion | None = None
+    client: Client,
+    cluster: str,
+    ports: Ports,
+    dispatch: Dispatch,
+    version: WorkerDeploymentVersion | None = None,
+    *,
+    cached_workflows: int = CACHED,
 ) -> tuple[Worker, Worker]:
     """Return the worker of workflows and ledger, and the one beside the cluster; both unversioned without a version."""
     bank = Worker(
@@ -187,6 +197,7 @@ def make_workers(
         workflows=WORKFLOWS,
         activities=bank_activities(ports, dispatch),
         workflow_runner=sandbox(),
+        max_cached_workflows=cached_workflows,
         # Bad input fails the run instead of retrying its first task for ever.
         workflow_failure_exception_types=[ValidationError],
         # After a restart with a cold cache, more replays at once than cores trip the deadlock detector.

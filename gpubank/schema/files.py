@@ -14,6 +14,7 @@ from gpubank.schema.crd import crd
 from gpubank.schema.kinds import KINDS
 from gpubank.schema.leases import lease_policies
 from gpubank.schema.priority import priority_policies
+from gpubank.schema.settings import settings_page
 from gpubank.schema.structural import json_schema
 
 _HEADER: Final = "# Written by `gpubank schema write`; edit the models in gpubank/domain instead.\n"
@@ -51,6 +52,7 @@ def generated_files() -> dict[str, str]:
     files["docs/reference/README.md"] = reference.index()
     files["docs/reference/workload-contract.md"] = reference.contract_page()
     files["docs/reference/metrics.md"] = metrics.page()
+    files["docs/reference/settings.md"] = settings_page()
     for kind in KINDS.values():
         files[f"docs/reference/{kind.singular}.md"] = reference.kind_page(kind)
         files[f"docs/reference/{kind.singular}.schema.json"] = (

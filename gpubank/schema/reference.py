@@ -37,6 +37,8 @@ def index() -> str:
             "",
             "What is scraped: [the metrics](metrics.md) of controller, worker and watchdog.",
             "",
+            "What processes can be told: [the settings](settings.md).",
+            "",
         )
     )
 
