@@ -1,6 +1,7 @@
 """What a worker costs: memory of idle Loans, events of a Loan's life, recalls a second on three pairs of stores.
 
-    python -m benchmarks.worker [--stores sqlite dev-postgresql postgresql] [--loans 800] [--recalls 100] [--json FILE]
+    python -m benchmarks.worker [--stores sqlite dev-postgresql postgresql] [--loans 1000] [--recalls 100]
+        [--cached 500] [--json FILE]
 
     sqlite           Temporal's dev server, ledger on SQLite: the embedded mode
     dev-postgresql   Temporal's dev server, ledger on PostgreSQL: a small installation
@@ -9,8 +10,9 @@
 The worker is a process of its own, wired as in production but for a scheduler on paper that does everything at once.
 Loans of 4 GPUs begin as the controller begins them; then every one of so many lenders wants one of its loans back at
 the same moment, and that is over when the owners' pods are on nodes and every demand has ended. Memory is what the
-worker's process holds at rest, with all that is free given back; what a Loan adds is the slope over several looks, none
-of them at the first Loans, which also bring what there is once.
+worker's process holds at rest, with all that is free given back; what a Loan adds that is kept in memory is the slope
+over several looks, none of them at the first Loans, which also bring what there is once. What all Loans add, those
+included that are not kept (`--cached`), is what the worker holds at last, less where that slope begins.
 """
 
 import asyncio
@@ -46,6 +48,7 @@ from gpubank.lab.build import build
 from gpubank.lab.postgres import Postgres
 from gpubank.lab.temporal import PROGRAM, SQL_TOOL, TemporalServer
 from gpubank.settings import TemporalSettings
+from workers.wiring import CACHED
 from workflows import attributes
 
 AT_ONCE: Final = 16
@@ -153,7 +156,7 @@ def _news(of: WorkloadFacts, kind: SignalKind) -> LoanSignal:
 
 
 @asynccontextmanager
-async def bench(folder: Path, stores: Stores, size: Size) -> AsyncIterator[Bench]:
+async def bench(folder: Path, stores: Stores, size: Size, cached: int) -> AsyncIterator[Bench]:
     """Run databases, a server, a worker and a pool of that size until the block ends."""
     now = datetime.now(UTC)
     at, pids = world(size, now), dict[str, int]()
@@ -177,20 +180,21 @@ async def bench(folder: Path, stores: Stores, size: Size) -> AsyncIterator[Bench
         ledger = await stack.enter_async_context(await SqlLedger.open(database))
         await found(ledger, at.books)
         client = await BankClient.connect(TemporalSettings(address=address))
-        setting = Setting(address, database, size.groups, size.loans, now.isoformat())
+        setting = Setting(address, database, size.groups, size.loans, now.isoformat(), cached)
         worker = await stack.enter_async_context(WorkerProcess.running(setting))
         yield Bench(at, worker, ledger, client, {"worker": worker.pid, "temporal": pid} | pids)
 
 
-async def measure(names: Sequence[str], loans: int, recalls: int) -> Report:
+async def measure(names: Sequence[str], loans: int, recalls: int, cached: int = CACHED) -> Report:
     """Measure with each of the stores."""
     report, taken = Report("a worker", ("what", *names)), {}
     for name in names:
         _say(f"stores: {name}")
         with tempfile.TemporaryDirectory() as folder:
-            async with bench(Path(folder), STORES[name], Size(groups=recalls, loans=max(loans, recalls))) as at:
-                taken[name] = await _measure(at, loans, recalls)
-    report.figures |= {"loans": loans, "recalls": recalls}
+            size = Size(groups=recalls, loans=max(loans, recalls))
+            async with bench(Path(folder), STORES[name], size, cached) as at:
+                taken[name] = await _measure(at, loans, recalls, cached)
+    report.figures |= {"loans": loans, "recalls": recalls, "cached_workflows": cached}
     report.figures |= {name.replace("-", "_"): figures for name, figures in taken.items()}
     for name in taken:
         if "sqlite" in taken and name != "sqlite":
@@ -202,7 +206,7 @@ async def measure(names: Sequence[str], loans: int, recalls: int) -> Report:
     return report
 
 
-async def _measure(at: Bench, loans: int, recalls: int) -> dict[str, Any]:
+async def _measure(at: Bench, loans: int, recalls: int, cached: int) -> dict[str, Any]:
     running = [each for each in at.at.facts.workloads if each.kind is Side.BORROW][:loans]
     warm = min(WARM, loans // 2)
     await at.begin(running[:warm])
@@ -212,8 +216,11 @@ async def _measure(at: Bench, loans: int, recalls: int) -> dict[str, Any]:
         memory.append((last, await at.worker.memory()))
         _say(f"{last} Loans idle, the worker holds {memory[-1][1]:.1f} MB")
     took, cores = await at.recall([group_name(number) for number in range(recalls)])
+    kept = [(count, held) for count, held in memory if count <= cached]
+    line = statistics.linear_regression(*zip(*kept, strict=True))
     return {
-        "mb_per_1000_idle_loans": statistics.linear_regression(*zip(*memory, strict=True)).slope * 1000,
+        "mb_per_1000_loans_in_memory": line.slope * 1000,
+        "mb_per_1000_idle_loans": (memory[-1][1] - line.intercept) / loans * 1000,
         "mb_by_loans": memory,
         "loans_begun_per_second": (loans - warm) / seconds,
         "recalls_per_second": recalls / took,
@@ -227,6 +234,7 @@ def _rows(figures: Mapping[str, Any]) -> dict[str, float]:
     memory, events = figures["mb_by_loans"], figures["loan_life_events"]
     return {
         "MB per 1,000 idle Loans": figures["mb_per_1000_idle_loans"],
+        "MB per 1,000 Loans in memory": figures["mb_per_1000_loans_in_memory"],
         **{f"MB of the worker with {loans} idle Loans": held for loans, held in (memory[0], memory[-1])},
         "Loans begun a second": figures["loans_begun_per_second"],
         "recalls a second": figures["recalls_per_second"],
@@ -249,13 +257,14 @@ def main(arguments_: Sequence[str] | None = None) -> None:
     """Run from the command line."""
     parser = arguments("What a worker costs: memory, events, recalls a second.")
     parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES), help="where things are kept")
-    parser.add_argument("--loans", type=positive, default=800, help="Loans that idle; a worker keeps 1,000 workflows")
+    parser.add_argument("--loans", type=positive, default=1000, help="Loans that idle")
     parser.add_argument("--recalls", type=positive, default=100, help="lenders that want a loan back at once")
+    parser.add_argument("--cached", type=positive, default=CACHED, help="workflows that the worker keeps in memory")
     given = parser.parse_args(arguments_)
     if "postgresql" in given.stores:
         for program in (PROGRAM, SQL_TOOL):
             build(program, report=_show)
-    asyncio.run(measure(given.stores, given.loans, given.recalls)).finish(given.json)
+    asyncio.run(measure(given.stores, given.loans, given.recalls, given.cached)).finish(given.json)
 
 
 if __name__ == "__main__":

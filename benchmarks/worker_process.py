@@ -53,6 +53,9 @@ class Setting:
     at: str
     """When the world is, in ISO form."""
 
+    cached: int
+    """Workflows that it keeps in memory."""
+
 
 # ---- inside
 
@@ -139,7 +142,8 @@ async def serve(setting: Setting, lines: asyncio.StreamReader, answers: TextIO) 
             ended=worker.hear,
         )
         stop = asyncio.Event()
-        working = asyncio.create_task(run_workers(make_workers(client.temporal, CLUSTER, ports, client), stop))
+        workers = make_workers(client.temporal, CLUSTER, ports, client, cached_workflows=setting.cached)
+        working = asyncio.create_task(run_workers(workers, stop))
         try:
             while line := await lines.readline():
                 answers.write(json.dumps(await worker.answer(json.loads(line))) + "\n")
