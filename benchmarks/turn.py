@@ -189,19 +189,19 @@ class Round(NamedTuple):
 
 async def _timed(loop: PoolLoop, backend: KueueBackend, rounds: list[Round]) -> None:
     """Run the loop and take the time of each round: from the look at the cluster until everybody is told."""
-    observe, tell, begun = backend.observe, loop._tell, Round(0.0, 0.0)
+    observe, tell, begun = backend.observe, loop._words.tell, Round(0.0, 0.0)
 
     async def timed_observe(pool: str) -> PoolFacts:
         nonlocal begun
         begun = Round(time.perf_counter(), time.process_time())
         return await observe(pool)
 
-    async def timed_tell(decided: Step, now: datetime) -> None:
-        await tell(decided, now)
+    async def timed_tell(signals: Sequence[LoanSignal], needs: Sequence[LenderNeeds], now: datetime) -> None:
+        await tell(signals, needs, now)
         rounds.append(Round(time.perf_counter() - begun.seconds, time.process_time() - begun.cpu))
 
     backend.observe = timed_observe  # type: ignore[method-assign]
-    loop._tell = timed_tell  # type: ignore[method-assign]
+    loop._words.tell = timed_tell  # type: ignore[method-assign]
     await loop.run()
 
 
