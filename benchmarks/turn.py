@@ -25,7 +25,7 @@ from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.controller.main import COLLECTOR
 from gpubank.controller.pool_loop import PoolLoop
-from gpubank.decide.step import LoanSignal, Step
+from gpubank.decide.step import LenderNeeds, LoanSignal
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import PoolFacts, WorkloadFacts
