@@ -20,6 +20,7 @@ from temporalio import activity
 
 from activities.failures import not_yet, settled
 from activities.interfaces import LoanCalls
+from activities.leftovers import Leftovers
 from activities.pools import RECALLED_ACTION, Pools, in_state
 from gpubank.decide.comeback import may_come_back
 from gpubank.decide.desk import FENCE_POLL, Desk
@@ -172,6 +173,7 @@ class LoanActivities(LoanCalls):
         What others of the group were admitted on while the queue was being lowered is granted again: the controller
         gives it to them, and the Reclaim plans anew.
         """
+        left = Leftovers(self._pools, step)
 
         async def attempt() -> GoneResult:
             facts, books = await self._read(step)
@@ -181,7 +183,7 @@ class LoanActivities(LoanCalls):
                 held = "quota" if workload.reserved else f"{len(workload.pod_facts)} pods"
                 raise not_yet(f"workload {workload.key.name!r} still holds {held}")
             lines = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
-            taken = bool(lines) and await self._is_taken(step, facts, books, lines)
+            taken = bool(lines) and await left.are_taken(facts, books, lines)
             moves = tuple(
                 Move(
                     line_id=line.line_id,
@@ -336,37 +338,6 @@ class LoanActivities(LoanCalls):
                 takes=takes,
             )
         )
-
-    async def _is_taken(self, step: LoanStep, facts: PoolFacts, books: Books, lines: Iterable[Line]) -> bool:
-        """Hold until no admission cycle can know the old quota; then say whether somebody has taken what it leaves."""
-        queue = facts.queue(step.borrower, Side.BORROW)
-        lines = tuple(line for line in lines if not line.is_own)
-        if queue is None or not lines:
-            return False
-        revision = max(line.revision for line in lines)
-        if queue.fenced < revision:
-            if queue.stamp < revision:
-                await self._pools.write_quotas(step.pool)
-            raise not_yet(f"queue {queue.name!r} is fenced at revision {queue.fenced}, not yet at {revision}")
-        # Other recalled Workloads of the group may still run on quota that its queue no longer shows.
-        running = {workload.key.uid for workload in facts.workloads if workload.reserved}
-        still_running = sum(
-            line.gpus
-            for line in in_state(books.lines, LineState.RECALLED)
-            if line.borrower == step.borrower and not line.is_own and line.workload.uid in running - {step.workload.uid}
-        )
-        if queue.reserved <= queue.nominal + still_running:
-            return False
-        if not any(_lacks(workload, books) for workload in facts.workloads if workload.group == step.borrower):
-            raise not_yet(f"queue {queue.name!r} has {queue.reserved} GPUs reserved over {queue.nominal} of quota")
-        return True
-
-
-def _lacks(workload: WorkloadFacts, books: Books) -> bool:
-    """Whether a borrow Workload holds quota that no line backs."""
-    lines = in_state(books.lines_of(workload.key.uid), LineState.GRANTED, LineState.RECALLED)
-    holds = workload.kind is Side.BORROW and workload.reserved and not workload.finished
-    return holds and sum(line.gpus for line in lines) < workload.gpus
 
 
 def _over(workload: WorkloadFacts | None) -> bool:

@@ -87,6 +87,9 @@ class PaperPool:
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
         """Do nothing: whoever fits is in already."""
 
+    async def recount(self, pool: str, group: str, kind: Side) -> None:
+        """Do nothing: what a queue has reserved is counted at every look."""
+
     async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield after every change, whatever it is about, and once at the start."""
         while True:

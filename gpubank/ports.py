@@ -70,6 +70,10 @@ class QuotaBackend(Protocol):
         """Have a waiting Workload considered at once, ahead of the scheduler's own batch; best effort."""
         ...
 
+    async def recount(self, pool: str, group: str, kind: Side) -> None:
+        """Have what a queue has reserved counted at once, where the scheduler counts later by itself; best effort."""
+        ...
+
     def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield whenever the pool's facts may have changed, and once at the start; bursts may be folded.
 

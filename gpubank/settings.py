@@ -170,10 +170,7 @@ class WorkerSettings(_Section):
     """The worker's memory, and its place among others of other versions; see docs/how-to/upgrade.md."""
 
     cached_workflows: Annotated[int, Field(ge=10, le=100_000)] = 500
-    """Loans and other workflows that it keeps in memory, about 100 kB each; the rest are replayed when they are needed.
-
-    Most Loans only wait for their job's end. What is being recalled has been needed last, and stays.
-    """
+    """Workflows kept in memory, about 100 kB each; the rest are replayed when needed, which most Loans seldom are."""
 
     deployment: Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")] = ""
     """Name of a Temporal Worker Deployment, one for all workers of a namespace; empty means unversioned.

@@ -25,7 +25,6 @@ _BOUNDS: Final = (
     ("exclusiveMinimum", "more than {}"),
     ("maximum", "at most {}"),
     ("exclusiveMaximum", "less than {}"),
-    ("pattern", "matching `{}`"),
 )
 _TYPES: Final = {"integer": "whole number", "number": "number", "boolean": "true or false", "array": "list"}
 _COMPUTED: Final = {"state_dir": "`$XDG_STATE_HOME/gpubank`, else `~/.local/state/gpubank`"}

@@ -165,9 +165,11 @@ class SimulatedCluster:
 
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
         """Have a waiting Workload considered at once."""
-        found = self._jobs.workload(workload.uid)
-        if found is not None and found.eligible:
+        if (found := self._jobs.workload(workload.uid)) is not None and found.eligible:
             self._jobs.reconsider(found)
+
+    async def recount(self, pool: str, group: str, kind: Side) -> None:
+        """Do nothing: what a queue has reserved is counted at every look."""
 
     async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield whenever the facts may have changed, whatever they are about, and once at the start."""

@@ -245,6 +245,19 @@ class QuotaBackendSuite(LoanMechanics):
         await bench.until(lambda facts: job_of(facts, "waiting") is None)
         await bench.backend.nudge(bench.world.pool, seen.key)
 
+    async def test_a_count_that_is_asked_for_is_right_and_changes_nothing_else(self, bench: Bench) -> None:
+        await bench.quotas(ads_borrow=8)
+        await bench.job("ads", "loan", side=Side.BORROW)
+        await bench.until(placed("loan"))
+        await bench.until(lambda facts: queue(facts, "ads", Side.BORROW).reserved == 8)
+        await bench.stop("loan")
+        await bench.until(gone("loan"))
+        for kind in Side:
+            await bench.backend.recount(bench.world.pool, "ads", kind)
+        facts = await bench.until(lambda facts: queue(facts, "ads", Side.BORROW).reserved == 0)
+        assert (queue(facts, "ads", Side.BORROW).nominal, queue(facts, "ads").nominal) == (8, 0)
+        await bench.backend.recount(bench.world.pool, "nobody", Side.BORROW)
+
     # -- the fail-safe
 
     async def test_in_the_fail_safe_the_bank_writes_nothing(self, bench: Bench) -> None:

@@ -73,6 +73,9 @@ class Branches:
     async def nudge(self, pool: str, workload: WorkloadKey) -> None:
         await self.cluster(pool).nudge(pool, workload)
 
+    async def recount(self, pool: str, group: str, kind: Side) -> None:
+        await self.cluster(pool).recount(pool, group, kind)
+
     async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         async with contextlib.aclosing(self.cluster(pool).changes(pool, about)) as changes:
             async for _ in changes:

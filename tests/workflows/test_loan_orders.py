@@ -8,7 +8,7 @@ import pytest
 
 from activities.checkpoints import CheckpointActivities
 from activities.failures import not_yet
-from activities.loans import LoanActivities
+from activities.leftovers import Leftovers
 from gpubank.decide.step import LoanSignal, SignalKind
 from gpubank.domain.demand import DemandKind
 from gpubank.domain.errors import BackendError
@@ -183,14 +183,14 @@ async def test_a_recall_that_is_late_for_pods_that_do_not_end_is_told_of_as_over
     bank: FakeBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = True
-    is_taken = LoanActivities._is_taken
+    are_taken = Leftovers.are_taken
 
-    async def never_gone(self: LoanActivities, *args: Any) -> bool:
+    async def never_gone(self: Leftovers, *args: Any) -> bool:
         if stuck:
             raise not_yet("its node is dead")
-        return await is_taken(self, *args)
+        return await are_taken(self, *args)
 
-    monkeypatch.setattr(LoanActivities, "_is_taken", never_gone)
+    monkeypatch.setattr(Leftovers, "are_taken", never_gone)
     monkeypatch.setattr("workflows.reclaim_demand.SEND_AGAIN", timedelta(milliseconds=500))
     bank.terms.set(max_time_to_return=timedelta(seconds=2))
     await bank.borrow("research", "batch", 16, pods=2)

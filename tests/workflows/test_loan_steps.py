@@ -158,6 +158,52 @@ async def test_lines_are_returned_only_when_pods_and_quota_are_gone(scene: Scene
     assert again.lines == ()
 
 
+class Behind:
+    """A scheduler that counts what a queue has reserved late, unless it is asked to."""
+
+    def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, Side]] = []
+        self.late = 8
+        self._observe = scene.world.simulated.observe
+        monkeypatch.setattr(scene.world.simulated, "observe", self.observe)
+        monkeypatch.setattr(scene.world.simulated, "recount", self.recount)
+
+    async def observe(self, pool: str) -> PoolFacts:
+        facts = await self._observe(pool)
+        queues = tuple(
+            queue.model_copy(update={"reserved": max(queue.reserved, self.late)})
+            if queue.kind is Side.BORROW
+            else queue
+            for queue in facts.queues
+        )
+        return facts.model_copy(update={"queues": queues})
+
+    async def recount(self, pool: str, group: str, kind: Side) -> None:
+        self.asked.append((group, kind))
+
+
+async def test_a_count_that_lags_behind_who_left_is_asked_for_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = await scene.step()
+    await scene.environment.run(scene.loans.recall_lines, step)
+    await scene.environment.run(scene.loans.stop, step)
+    behind = Behind(scene, monkeypatch)
+    monkeypatch.setattr("activities.pools.LINGER", 0.2)
+    with pytest.raises(ApplicationError, match="still holds"):
+        await scene.environment.run(scene.loans.await_gone, step)
+    assert behind.asked == [], "while it is there nobody counts"
+    await scene.world.pause(3)
+    with pytest.raises(ApplicationError, match="8 GPUs reserved over 0 of quota"):
+        await scene.environment.run(scene.loans.await_gone, step)
+    assert behind.asked == [("a", Side.BORROW)]
+    assert await scene.states() == [LineState.RECALLED]
+    behind.late = 0
+    gone = await scene.environment.run(scene.loans.await_gone, step)
+    assert len(gone.lines) == 1
+    assert behind.asked == [("a", Side.BORROW)]
+
+
 @pytest.mark.parametrize("name", ["recall_lines", "stop"])
 async def test_a_freeze_holds_every_step_that_cannot_be_taken_back(scene: Scene, name: str) -> None:
     step = await scene.step()

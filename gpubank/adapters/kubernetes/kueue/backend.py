@@ -1,7 +1,7 @@
 """The quota port on Kueue.
 
     observe ◀── facts ◀── caches ◀── watches        (no call to the API server, but one per fence)
-    lay_out · write_quota · stop · resume · nudge ──▶ API server ──▶ the answer goes into the caches at once
+    lay_out · write_quota · stop · resume · nudge · recount ──▶ API server ──▶ the answer goes into the caches at once
 
 How late `observe` may be: what the bank wrote it sees at once, what Kueue and others do as soon as the watch brings it
 (milliseconds; `STALE` seconds at worst, then it refuses to answer). Where lateness would be dangerous it is not relied
@@ -139,6 +139,11 @@ class KueueBackend:
         entries = self._order.next_in(queue, queues.nominal(queue))
         if any(each.uid == workload.uid for each in entries):
             await self._order.open(queue, entries)
+
+    async def recount(self, pool: str, group: str, kind: Side) -> None:
+        """Have Kueue say at once what a queue has reserved; best effort."""
+        await self._view.caches.ready()
+        await self._writer.recount(pool, group, kind)
 
     async def changes(self, pool: str, about: WorkloadKey | None = None) -> AsyncGenerator[None, None]:
         """Yield when the pool's facts may have changed, a fence that was waited out included; once at the start.

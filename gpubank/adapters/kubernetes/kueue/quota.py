@@ -8,6 +8,7 @@ one read of the queue itself.
 """
 
 import asyncio
+import logging
 from typing import Final
 
 from gpubank.adapters.kubernetes.connection import Connection
@@ -18,6 +19,7 @@ from gpubank.adapters.kubernetes.kueue.entries import read_mark, write_mark
 from gpubank.adapters.kubernetes.kueue.order import Order
 from gpubank.adapters.kubernetes.kueue.view import View
 from gpubank.domain.contract import (
+    BANK_PREFIX,
     FAIL_SAFE_EPOCH_ANNOTATION,
     MARK_ANNOTATION,
     REVISION_ANNOTATION,
@@ -27,6 +29,11 @@ from gpubank.domain.contract import (
 from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import Mark
 from gpubank.domain.loan import WorkloadKey
+
+RECOUNTED_ANNOTATION: Final = f"{BANK_PREFIX}/recounted"
+"""On a queue: the version of it whose count was too old, so that every touch is another one."""
+
+_log = logging.getLogger(__name__)
 
 _TRIES: Final = 5
 """How often a queue that Kueue keeps writing to is read anew so that its order can be kept."""
@@ -134,6 +141,20 @@ class Writer:
             CLUSTER_QUEUE, metadata["name"], None, change, version=metadata["resourceVersion"]
         )
         self._view.absorb(CLUSTER_QUEUE, written)
+
+    async def recount(self, pool: str, group: str, kind: Side) -> None:
+        """Touch a queue: Kueue counts what it holds a second after a Workload left, but at once if it changes."""
+        body = self._view.queues.get(queues.QUEUE_NAMES[kind](group, pool))
+        if body is None or not queues.belongs(body, pool) or queues.in_cohort(body):
+            return
+        metadata = body["metadata"]
+        change = {"metadata": {"annotations": {RECOUNTED_ANNOTATION: metadata["resourceVersion"]}}}
+        try:
+            written = await self._connection.patch(CLUSTER_QUEUE, metadata["name"], None, change)
+        except (ConflictError, BackendError) as error:
+            _log.debug("queue %s is counted when Kueue does: %s", metadata["name"], error)
+        else:
+            self._view.absorb(CLUSTER_QUEUE, written)
 
     async def stop(self, pool: str, workload: WorkloadKey, mark: Mark, *, seen: str) -> None:
         """Deactivate and mark a Workload; see the port. One that has finished is as good as gone."""

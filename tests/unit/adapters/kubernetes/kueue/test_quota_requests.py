@@ -11,6 +11,7 @@ from benchmarks.worlds import CLUSTER, POOL, Size, World, group_name, world
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, COHORT, Kind, Object
 from gpubank.adapters.kubernetes.kueue import queues
 from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
+from gpubank.adapters.kubernetes.kueue.quota import RECOUNTED_ANNOTATION
 from gpubank.domain.contract import (
     FAIL_SAFE_EPOCH_ANNOTATION,
     REVISION_ANNOTATION,
@@ -137,3 +138,35 @@ async def test_a_queue_that_left_the_fail_safe_unseen_is_written(cluster: Counte
 async def test_a_queue_that_is_not_there_is_an_error_in_words(backend: KueueBackend) -> None:
     with pytest.raises(BackendError, match="lay the pool out first"):
         await lower(backend, "nobody")
+
+
+async def test_a_count_is_asked_for_by_one_write_and_every_one_is_another(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    before = cluster.nominal(GROUP, Side.OWN), cluster.stamp(QUEUE)
+    seen = set()
+    for _ in range(3):
+        await backend.recount(POOL, GROUP, Side.OWN)
+        seen.add(cluster._objects[CLUSTER_QUEUE]["", QUEUE]["metadata"]["annotations"][RECOUNTED_ANNOTATION])
+    assert (cluster.read, cluster.written) == ([], [QUEUE] * 3)
+    assert len(seen) == 3, "what does not change is no change, and Kueue would not hear of it"
+    assert (cluster.nominal(GROUP, Side.OWN), cluster.stamp(QUEUE)) == before
+
+
+async def test_nobody_elses_queue_is_touched_for_its_count(cluster: Counted, backend: KueueBackend) -> None:
+    body = cluster._objects[CLUSTER_QUEUE]["", QUEUE]
+    cluster._put(CLUSTER_QUEUE, {**body, "spec": {**body["spec"], "cohortName": cohort_name(POOL)}})
+    await asyncio.sleep(0.05)  # the watch tells it
+    await backend.recount(POOL, GROUP, Side.OWN)
+    await backend.recount(POOL, "nobody", Side.OWN)
+    assert cluster.written == []
+
+
+async def test_a_count_that_cannot_be_asked_for_comes_by_itself(
+    cluster: Counted, backend: KueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: Any, **__: Any) -> Object:
+        raise BackendError("the API server is away")
+
+    monkeypatch.setattr(cluster, "patch", away)
+    await backend.recount(POOL, GROUP, Side.OWN)
