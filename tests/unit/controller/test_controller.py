@@ -166,6 +166,37 @@ async def test_a_write_that_fails_ends_the_look_and_the_next_one_writes_what_is_
         assert (await bank.conditions("GPUQuotaPolicy", group, f"team-{group}"))["Ready"] == ("True", "Applied")
 
 
+async def test_counts_of_a_policy_are_written_less_often_the_more_shares_its_pool_has(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpubank.controller.status.COUNTS_PAUSE", timedelta(seconds=5))
+    await bank.agree(a=EIGHT, b=EIGHT)
+    await bank.let(12)
+
+    async def counts_after(seconds: float) -> tuple[int, int]:
+        await bank.let(seconds)
+        body = await bank.cluster.objects.get("GPUQuotaPolicy", "a", "team-a")
+        assert body is not None
+        return body["status"]["used"], body["status"]["guaranteed"]
+
+    bank.submit("a", "one", 2)
+    assert await counts_after(2) == (2, 8)
+    bank.submit("a", "two", 2)
+    assert await counts_after(3) == (2, 8), "two shares: ten seconds"
+    assert await counts_after(12) == (4, 8)
+    bank.submit("a", "three", 2)
+    assert await counts_after(2) == (4, 8)
+    await bank.apply("GPUQuotaPolicy", "a", (await _spec(bank)) | {"guaranteed": 6}, namespace="team-a")
+    assert await counts_after(2) == (6, 6), "what is guaranteed is told at once"
+
+
+async def _spec(bank: Bank) -> dict[str, Any]:
+    body = await bank.cluster.objects.get("GPUQuotaPolicy", "a", "team-a")
+    assert body is not None
+    spec: dict[str, Any] = body["spec"]
+    return spec
+
+
 async def test_counts_of_a_pool_are_written_less_often_the_more_shares_it_has(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
