@@ -41,10 +41,14 @@ class Beside:
         return True
 
     async def settle(self, seconds: float = BRIEF) -> None:
-        """Wait a moment for what has been begun; raise what a call has raised since this was asked last."""
-        if new := [task for key, task in self._calls.items() if key not in self._left]:
-            await asyncio.wait(new, timeout=seconds)
-            self._left.update(self._calls)
+        """Wait a moment for what has been begun, and what that begins; raise what was raised since the last time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while new := [task for key, task in self._calls.items() if key not in self._left]:
+            await asyncio.wait(new, timeout=max(end - loop.time(), 0))
+            if loop.time() >= end:
+                break
+        self._left.update(self._calls)
         if self._failed:
             first, self._failed = self._failed[0], []
             raise first

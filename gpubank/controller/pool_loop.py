@@ -18,15 +18,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
-from gpubank.controller.beside import Beside
 from gpubank.controller.notes import Notes
 from gpubank.controller.observer import Observer
+from gpubank.controller.quotas import Quotas
 from gpubank.controller.words import Words
-from gpubank.decide import compile as compiler
-from gpubank.decide.compile import QuotaWrite
 from gpubank.decide.memo import Memo
 from gpubank.decide.parked import NOBODY
-from gpubank.decide.settle import return_writes
 from gpubank.decide.step import Step, step
 from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
@@ -86,9 +83,7 @@ class PoolLoop:
         """Whether something that the last turn decided came into the books."""
 
         self._wake = asyncio.Event()
-        self._raises = Beside(f"raise in pool {pool} of", self._wake.set)
-        """By group and side: a queue is raised by one call at a time. Lowering is waited for, for raises rest on it."""
-
+        self._quotas = Quotas(pool, backend, self._wake.set)
         self._words = Words(cluster, pool, processes, first_pause=resync, wake=self._wake.set)
         self._notes = Notes(pool, notifier)
         self._memo = Memo()
@@ -133,7 +128,7 @@ class PoolLoop:
                 await self._sleep(wait, sleep)
                 await asyncio.sleep(min(busy, LONGEST_BREATH))
         finally:
-            for beside in (self._notes, self._raises, self._words):
+            for beside in (self._notes, self._quotas, self._words):
                 await beside.stop()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -193,7 +188,10 @@ class PoolLoop:
             self._parked = decided.parked
             committed, books = await self._commit(decided, books, now)
             self._rest(decided.lapsed, now)
-            wrote = await self._write_quotas(books, facts)
+            if facts.in_fail_safe:
+                wrote = await self._quotas.take_back(books, facts)
+            else:
+                wrote = await self._quotas.want(books)
             self.facts, self.books = facts, books
             await self._words.tell(decided.signals, decided.needs, now)
             self._notes.tell(decided.waiting, partial(_exists, facts))
@@ -246,51 +244,6 @@ class PoolLoop:
                 self._words.tell_needs(decided.needs, now)
                 await asyncio.sleep(0)  # they go out before the next commit does
         return count, books
-
-    async def _write_quotas(self, books: Books, facts: PoolFacts) -> int:
-        """Write what compile says, lowering before raising, and return how many writes that were.
-
-        A raise that takes its time goes on beside the loop. It names the revision that it rests on, so one that comes
-        late is refused where a later quota stands. A lost race is left to the next round.
-        """
-        if facts.in_fail_safe:
-            # The way back from the fail-safe has an order of its own.
-            return await self._return_quotas(return_writes(books, facts))
-        await self._raises.settle(0)  # what failed since the last round
-        lowering, raising = compiler.stages(compiler.writes(books, facts), facts)
-        kept = await asyncio.gather(*map(self._write, lowering), return_exceptions=True)
-        errors = [error for error in kept if error is not None]
-        for error in errors:
-            if not isinstance(error, ConflictError):
-                raise error
-        if errors:
-            log.info("pool %s: %s", self.pool, errors[0])
-            return len(lowering)
-        begun = [self._raises.begin((each.group, each.kind), partial(self._raise, each)) for each in raising]
-        await self._raises.settle()
-        return len(lowering) + sum(begun)
-
-    async def _return_quotas(self, writes: Sequence[QuotaWrite]) -> int:
-        for each in writes:
-            try:
-                await self._backend.take_back(
-                    self.pool, each.group, each.kind, nominal=each.nominal, revision=each.revision
-                )
-            except ConflictError as error:
-                log.info("pool %s: %s", self.pool, error)
-                break
-        return len(writes)
-
-    async def _write(self, write: QuotaWrite) -> None:
-        await self._backend.write_quota(
-            self.pool, write.group, write.kind, nominal=write.nominal, revision=write.revision
-        )
-
-    async def _raise(self, write: QuotaWrite) -> None:
-        try:
-            await self._write(write)
-        except ConflictError as error:
-            log.info("pool %s: %s", self.pool, error)
 
 
 def _exists(facts: PoolFacts, uid: str) -> bool:

@@ -23,6 +23,9 @@ COUNTS_PAUSE: Final = timedelta(milliseconds=30)
 reads, judges and keeps the whole object. With 1,000 shares a pool's took 4 s on a busy server; with 200, where twenty
 Workloads came a second, policies' were 12 writes a second, most that the bank asked for."""
 
+POLICY_PAUSE: Final = timedelta(seconds=5)
+"""How old counts of a policy may be at most; its group looks at them."""
+
 MOST_NAMED: Final = 3
 """Jobs that a condition names."""
 
@@ -96,7 +99,8 @@ def statuses(
         ready = (_ready(verdict, policy, views),)
         write = _write(POLICY, policy, fields, ready, now)
         if fields.get("guaranteed") == policy.status.guaranteed:
-            write = _unhurried(write, policy, ready, shares.get(policy.spec.resource_pool, 0), now)
+            pause = min(COUNTS_PAUSE * shares.get(policy.spec.resource_pool, 0), POLICY_PAUSE)
+            write = _unhurried(write, policy, ready, pause, now)
         writes.append(write)
     writes += [_lease_write(lease, agreement, now) for lease in objects.leases]
     return tuple(write for write in writes if write is not None)
@@ -105,18 +109,22 @@ def statuses(
 def _pool_write(pool: GPUPool, agreement: Agreement, view: PoolView | None, now: datetime) -> StatusWrite | None:
     news = _pool_conditions(pool, agreement, view, now)
     write = _write(POOL, pool, _pool_fields(view), news, now)
-    return _unhurried(write, pool, news, len(pool.spec.shares), now)
+    return _unhurried(write, pool, news, COUNTS_PAUSE * len(pool.spec.shares), now)
 
 
 def _unhurried(
-    write: StatusWrite | None, resource: GPUPool | GPUQuotaPolicy, news: Sequence[Condition], shares: int, now: datetime
+    write: StatusWrite | None,
+    resource: GPUPool | GPUQuotaPolicy,
+    news: Sequence[Condition],
+    pause: timedelta,
+    now: datetime,
 ) -> StatusWrite | None:
-    """Let a write wait that says nothing new but counts, the longer the more shares its pool has."""
+    """Let a write wait that says nothing new but counts."""
     status = resource.status
     if write is None or status.observed_generation != resource.metadata.generation:
         return write
     as_before = all(with_condition(status.conditions, new, now) == status.conditions for new in news)
-    return write._replace(pause=COUNTS_PAUSE * shares) if as_before else write
+    return write._replace(pause=pause) if as_before else write
 
 
 def _lease_write(lease: CapacityLease, agreement: Agreement, now: datetime) -> StatusWrite | None:

@@ -166,35 +166,35 @@ async def test_a_write_that_fails_ends_the_look_and_the_next_one_writes_what_is_
         assert (await bank.conditions("GPUQuotaPolicy", group, f"team-{group}"))["Ready"] == ("True", "Applied")
 
 
-async def test_counts_of_a_policy_are_written_less_often_the_more_shares_its_pool_has(
-    bank: Bank, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("pause", "most"), [(0, 100), (1, 7), (60, 4)])
+async def test_counts_of_a_policy_are_written_less_often_the_more_shares_its_pool_has_but_soon(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, pause: int, most: int
 ) -> None:
-    monkeypatch.setattr("gpubank.controller.status.COUNTS_PAUSE", timedelta(seconds=5))
+    monkeypatch.setattr("gpubank.controller.status.COUNTS_PAUSE", timedelta(seconds=pause))
     await bank.agree(a=EIGHT, b=EIGHT)
-    await bank.let(12)
+    await bank.let(15)
+    objects, written = bank.cluster.objects, list[dict[str, Any]]()
+    patch_status = objects.patch_status
 
-    async def counts_after(seconds: float) -> tuple[int, int]:
-        await bank.let(seconds)
-        body = await bank.cluster.objects.get("GPUQuotaPolicy", "a", "team-a")
-        assert body is not None
-        return body["status"]["used"], body["status"]["guaranteed"]
+    async def counted(kind: str, name: str, namespace: str | None, status: dict[str, Any], **seen: Any) -> None:
+        if (kind, name) == ("GPUQuotaPolicy", "a"):
+            written.append(status)
+        await patch_status(kind, name, namespace, status, **seen)
 
-    bank.submit("a", "one", 2)
-    assert await counts_after(2) == (2, 8)
-    bank.submit("a", "two", 2)
-    assert await counts_after(3) == (2, 8), "two shares: ten seconds"
-    assert await counts_after(12) == (4, 8)
-    bank.submit("a", "three", 2)
-    assert await counts_after(2) == (4, 8)
-    await bank.apply("GPUQuotaPolicy", "a", (await _spec(bank)) | {"guaranteed": 6}, namespace="team-a")
-    assert await counts_after(2) == (6, 6), "what is guaranteed is told at once"
-
-
-async def _spec(bank: Bank) -> dict[str, Any]:
-    body = await bank.cluster.objects.get("GPUQuotaPolicy", "a", "team-a")
+    monkeypatch.setattr(objects, "patch_status", counted)
+    for number in range(8):
+        bank.submit("a", f"job-{number}", 1)
+        await bank.let(1)
+    assert 1 < len(written) <= most
+    assert (len(written) >= 8) == (pause == 0)
+    await bank.let(6)
+    assert (written[-1]["used"], written[-1].get("pending", 0)) == (8, 0), "counts are five seconds old at most"
+    body = await objects.get("GPUQuotaPolicy", "a", "team-a")
     assert body is not None
-    spec: dict[str, Any] = body["spec"]
-    return spec
+    await bank.apply("GPUQuotaPolicy", "a", body["spec"] | {"borrowLimit": 4, "guaranteed": 7}, namespace="team-a")
+    before = len(written)
+    await bank.let(1)
+    assert len(written) > before, "what is not only counts is written at once"
 
 
 async def test_counts_of_a_pool_are_written_less_often_the_more_shares_it_has(
