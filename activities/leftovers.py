@@ -31,7 +31,7 @@ class Leftovers:
         revision = max(line.revision for line in lines)
         if queue.fenced < revision:
             if queue.stamp < revision:
-                await self._pools.write_quotas(step.pool)
+                await self._pools.write_quotas(step.pool, [step.borrower])
             raise not_yet(f"queue {queue.name!r} is fenced at revision {queue.fenced}, not yet at {revision}")
         # Other recalled Workloads of the group may still run on quota that its queue no longer shows.
         running = {workload.key.uid for workload in facts.workloads if workload.reserved}

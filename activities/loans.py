@@ -21,7 +21,7 @@ from temporalio import activity
 from activities.failures import not_yet, settled
 from activities.interfaces import LoanCalls
 from activities.leftovers import Leftovers
-from activities.pools import RECALLED_ACTION, Pools, in_state
+from activities.pools import RECALLED_ACTION, Pools, groups_of, in_state
 from gpubank.decide.comeback import may_come_back
 from gpubank.decide.desk import FENCE_POLL, Desk
 from gpubank.domain.books import Books
@@ -87,7 +87,7 @@ class LoanActivities(LoanCalls):
                 books = await self._recall(step, books)
             lines = in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
             if lines:
-                await self._pools.write_quotas(step.pool)
+                await self._pools.write_quotas(step.pool, groups_of(lines))
                 await self._pools.ledger.note(
                     key=step.key(f"{RECALLED_ACTION}-{step.recall}"),
                     at=self._pools.now(),
@@ -129,7 +129,7 @@ class LoanActivities(LoanCalls):
                 for line in in_state(books.lines_of(step.workload.uid), LineState.RECALLED)
             )
             await self._commit(step, f"release-{step.recall}", books, moves, f"keeps its GPUs: {step.reason}")
-            await self._pools.write_quotas(step.pool)
+            await self._pools.write_quotas(step.pool, groups_of(books.lines_of(step.workload.uid)))
             return True
 
         return await settled(attempt)
@@ -198,7 +198,8 @@ class LoanActivities(LoanCalls):
             at = self._pools.now()
             note = "leaves its GPUs to others of its group" if taken else f"is back with its lenders: {step.reason}"
             await self._commit(step, f"return-{step.recall}", books, moves, note)
-            await self._pools.write_quotas(step.pool)
+            # An attempt that died may have returned them already: then nobody says any more whose they were.
+            await self._pools.write_quotas(step.pool, groups_of(lines) if lines else None)
             return GoneResult(at=at, lines=_ids(lines), finished=_over(workload))
 
         return await self._pools.patiently(step.pool, lambda: settled(attempt), about=step.workload)
@@ -292,12 +293,12 @@ class LoanActivities(LoanCalls):
         if takes:
             note = f"leaves its GPUs: {step.reason}"
             books = await self._commit(step, f"take-{step.recall}", books, (), note, takes=takes)
-            await self._pools.write_quotas(step.pool)
+            await self._pools.write_quotas(step.pool, [step.borrower])
         queue = facts.queue(step.borrower, Side.OWN)
         revision = max(line.revision for line in books.lines_of(step.workload.uid))
         if queue is not None and queue.fenced < revision:
             if queue.stamp < revision and not takes:  # whoever took it may have died before the quota was written
-                await self._pools.write_quotas(step.pool)
+                await self._pools.write_quotas(step.pool, [step.borrower])
             raise not_yet(f"queue {queue.name!r} is not fenced at revision {revision} yet", again=FENCE_POLL)
 
     async def _recall(self, step: LoanStep, books: Books) -> Books:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from temporalio.exceptions import ApplicationError
 
 from activities.failures import NOT_YET, not_yet
-from activities.turns import Rounds, Turns
+from activities.turns import Groups, Rounds, Turns
 from gpubank.decide import compile as compiler
 from gpubank.decide.lease import protected_now
 from gpubank.domain.books import Books
@@ -145,19 +145,23 @@ class Pools:
             return await self.books(transaction.pool)
         return await self.ledger.commit(transaction)
 
-    async def write_quotas(self, pool: str) -> None:
-        """Bring every quota of the pool to what the books say now, lowering before raising.
+    async def write_quotas(self, pool: str, groups: Iterable[str] | None = None) -> None:
+        """Bring quotas of the pool to what the books say now, lowering before raising; many who ask at once share it.
 
-        Many who ask for it at once share it. Nothing is written under the fail-safe. `ConflictError` means that
-        somebody wrote a newer revision.
+        With `groups` only theirs: a step writes what it has moved, and the controller everything. Were every step to
+        write all that is not written yet, workers and controller would be in each other's way in a large pool. Nothing
+        is written under the fail-safe. `ConflictError` means that somebody wrote a newer revision.
         """
-        await self._rounds.after_now(pool)
+        await self._rounds.after_now(pool, None if groups is None else frozenset(groups))
 
-    async def _write_quotas(self, pool: str) -> None:
+    async def _write_quotas(self, pool: str, groups: Groups) -> None:
         facts = await self.quota.observe(pool)
         if facts.in_fail_safe:
             return
-        for stage in compiler.stages(compiler.writes(await self.books(pool), facts), facts):
+        wanted = [
+            each for each in compiler.writes(await self.books(pool), facts) if groups is None or each.group in groups
+        ]
+        for stage in compiler.stages(wanted, facts):
             written = await asyncio.gather(
                 *(
                     self.quota.write_quota(pool, each.group, each.kind, nominal=each.nominal, revision=each.revision)
@@ -191,6 +195,11 @@ async def _within(seconds: float, change: Awaitable[None]) -> bool:
         return False
     await asked
     return True
+
+
+def groups_of(lines: Iterable[Line]) -> set[str]:
+    """Return the groups whose queues say something of the lines."""
+    return {group for line in lines for group in (line.lender, line.borrower)}
 
 
 def in_state(lines: tuple[Line, ...], *states: LineState) -> tuple[Line, ...]:

@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.failures import not_yet, settled
 from activities.interfaces import ReclaimCalls
-from activities.pools import Pools, in_state
+from activities.pools import Pools, groups_of, in_state
 from gpubank.decide.demand import has_slipped
 from gpubank.decide.recall import RecallPlan, Victim, plan_recall
 from gpubank.domain.books import Books
@@ -79,7 +79,7 @@ class ReclaimActivities(ReclaimCalls):
         """Plan what is given up, pledge it in one transaction and write the quotas; waits while frozen."""
         step = plan.step
 
-        async def attempt() -> tuple[RecallPlan, bool] | PlannedRecall:
+        async def attempt() -> tuple[RecallPlan, set[str]] | PlannedRecall:
             async with self._pools.turns.turn(step.pool):
                 facts, books = await self._read(step)
                 await self._pools.check_in_force(facts)
@@ -92,17 +92,19 @@ class ReclaimActivities(ReclaimCalls):
                     await self._change(step, books, demand, DemandState.CANCELLED, reason=f"pool {step.pool!r} is gone")
                     return PlannedRecall(live=False)
                 found = await self._decide(step, facts, books, frozenset(plan.spared))
-                changes = found.transaction is not None and _helps(found, demand)
-                if found.transaction is not None and changes:
-                    await self._pools.commit(found.transaction)
-                return found, changes
+                if found.transaction is None or not _helps(found, demand):
+                    return found, set()
+                after = await self._pools.commit(found.transaction)
+                moved = {line.line_id: line for line in (*books.lines, *after.lines)}
+                same = {line.line_id for line in after.lines if line.revision <= books.revision}
+                return found, {step.lender} | groups_of(moved[each] for each in moved.keys() - same)
 
         planned = await settled(attempt)
         if isinstance(planned, PlannedRecall):
             return planned
-        found, changes = planned
-        if changes:
-            await settled(lambda: self._pools.write_quotas(step.pool))
+        found, groups = planned
+        if groups:
+            await settled(lambda: self._pools.write_quotas(step.pool, groups))
         terms = await self._pools.terms(step.pool)
         return PlannedRecall(
             complete=found.complete,
@@ -138,7 +140,8 @@ class ReclaimActivities(ReclaimCalls):
                     return RaiseResult(outcome=RaiseOutcome.REPLAN, reason="a pledged line was not given up after all")
                 if waiting:
                     if not written:  # whoever moved a line may have died before its quota was written
-                        await self._pools.write_quotas(step.pool)
+                        pledged = (line for line in books.lines if line.demand == step.demand)
+                        await self._pools.write_quotas(step.pool, {step.lender} | groups_of(pledged))
                         written = True
                     raise _on_their_way(waiting)
                 found = await self._decide(step, facts, books, frozenset())
@@ -148,7 +151,7 @@ class ReclaimActivities(ReclaimCalls):
                     await self._pools.commit(found.transaction)
                     raise ConflictError(f"demand {demand.demand_id!r} has just been planned anew")
                 await self._change(step, books, demand, DemandState.RAISED, reason="its whole set is back")
-            await self._pools.write_quotas(step.pool)
+            await self._pools.write_quotas(step.pool, [step.lender])
             if demand.workload is not None:
                 await self._pools.quota.nudge(step.pool, demand.workload)
             return RaiseResult(outcome=RaiseOutcome.RAISED)
@@ -180,9 +183,9 @@ class ReclaimActivities(ReclaimCalls):
                 idle = min(max(_free(queue) - _promised(facts, books, demand), 0), demand.gpus)
                 reason = "somebody else was admitted first"
                 await self._change(step, books, demand, DemandState.OPEN, idle=idle, reason=reason)
-                await self._pools.write_quotas(step.pool)
+                await self._pools.write_quotas(step.pool, [step.lender])
                 return PlacedResult(outcome=PlacedOutcome.SLIPPED, reason=reason)
-            await self._pools.write_quotas(step.pool)
+            await self._pools.write_quotas(step.pool, [step.lender])
             await self._pools.quota.nudge(step.pool, demand.workload)
             raise not_yet(f"workload {workload.key.name!r} waits for its admission")
 
@@ -209,7 +212,7 @@ class ReclaimActivities(ReclaimCalls):
             demand = books.demand(step.demand)
             if demand is not None and demand.state is not end.state:
                 await self._change(step, books, demand, end.state, reason=step.reason)
-            await self._pools.write_quotas(step.pool)
+            await self._pools.write_quotas(step.pool, [step.lender])
 
         await settled(attempt)
 

@@ -49,18 +49,27 @@ class Turns:
             lock.release()
 
 
-class Rounds:
-    """Shares rounds that bring a pool up to date: whoever asks before one has begun needs no other."""
+Groups = frozenset[str] | None
+"""Whose queues; None for everybody's."""
 
-    def __init__(self, run: Callable[[str], Awaitable[None]]) -> None:
+
+class Rounds:
+    """Shares rounds that bring queues up to date: whoever asks before one has begun needs no other."""
+
+    def __init__(self, run: Callable[[str, Groups], Awaitable[None]]) -> None:
         self._run = run
         self._next: dict[str, asyncio.Task[None]] = {}
         """Rounds that have not begun yet."""
 
+        self._groups: dict[str, Groups] = {}
+        """Whose queues those are for."""
+
         self._places: dict[str, asyncio.Semaphore] = {}
 
-    async def after_now(self, pool: str) -> None:
-        """Return when a round that has begun after this call is over, or raise what it raised."""
+    async def after_now(self, pool: str, groups: Groups = None) -> None:
+        """Return when a round for these groups that has begun after this call is over, or raise what it raised."""
+        wanted = self._groups.setdefault(pool, groups)
+        self._groups[pool] = None if wanted is None or groups is None else wanted | groups
         if pool not in self._next:
             self._next[pool] = asyncio.create_task(self._begin(pool), name=f"round of pool {pool}")
         # Whoever gives up leaves the round to the others.
@@ -69,4 +78,4 @@ class Rounds:
     async def _begin(self, pool: str) -> None:
         async with self._places.setdefault(pool, asyncio.Semaphore(MOST_ROUNDS)):
             del self._next[pool]  # whoever asks from now on may have committed what this round does not see
-            await self._run(pool)
+            await self._run(pool, self._groups.pop(pool))

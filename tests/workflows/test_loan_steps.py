@@ -158,6 +158,17 @@ async def test_lines_are_returned_only_when_pods_and_quota_are_gone(scene: Scene
     assert again.lines == ()
 
 
+async def test_a_step_writes_the_quotas_of_whom_it_moved_and_the_controller_all(scene: Scene) -> None:
+    guarantee = GuaranteeChange(group="a", version=0, in_force=4)
+    await scene.commit("another", capacity=CapacityChange(capacity=12), guarantees=(guarantee,))
+    step = await scene.step()
+    await scene.pools.write_quotas(POOL, ["b"])
+    assert await scene.world.quota("a", Side.OWN) == 0
+    assert step.borrower == "a"
+    await scene.pools.write_quotas(POOL)
+    assert await scene.world.quota("a", Side.OWN) == 4
+
+
 class Behind:
     """A scheduler that counts what a queue has reserved late, unless it is asked to."""
 

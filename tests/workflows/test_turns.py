@@ -10,7 +10,7 @@ from temporalio.testing import ActivityEnvironment
 import activities.turns
 from activities.pools import Pools
 from activities.reclaims import ReclaimActivities
-from activities.turns import MOST_ROUNDS, MOST_WAITING, Rounds, Turns
+from activities.turns import MOST_ROUNDS, MOST_WAITING, Groups, Rounds, Turns
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandKind
@@ -117,11 +117,13 @@ class Work:
     def __init__(self) -> None:
         self.rounds = Rounds(self.run)
         self.running = self.most = self.begun = 0
+        self.groups: list[Groups] = []
         self.go = asyncio.Event()
         self.error: Exception | None = None
 
-    async def run(self, pool: str) -> None:
+    async def run(self, pool: str, groups: Groups) -> None:
         self.begun += 1
+        self.groups.append(groups)
         self.running += 1
         self.most = max(self.most, self.running)
         await self.go.wait()
@@ -141,6 +143,21 @@ async def test_those_who_ask_before_a_round_has_begun_share_it(work: Work) -> No
     work.go.set()
     await asyncio.gather(*asked)
     assert work.begun == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "groups"),
+    [
+        pytest.param(["a", "b", "a"], {"a", "b"}, id="those-of-all-who-share-it"),
+        pytest.param(["a", "", "b"], None, id="everybody's-where-one-asks-for-that"),
+        pytest.param(["", "a"], None, id="everybody's-from-the-first"),
+    ],
+)
+async def test_a_round_is_for_everybody_who_was_asked_for(work: Work, asked: list[str], groups: Groups) -> None:
+    work.go.set()
+    await asyncio.gather(*(work.rounds.after_now(POOL, frozenset([each]) if each else None) for each in asked))
+    await work.rounds.after_now(POOL, frozenset(["later"]))
+    assert work.groups == [groups, {"later"}]
 
 
 async def test_whoever_asks_during_a_round_gets_one_of_its_own(work: Work) -> None:

@@ -306,7 +306,7 @@ async def test_a_worker_that_dies_between_the_books_and_the_quota_is_followed_up
 ) -> None:
     written = scene.pools.write_quotas
 
-    async def dies(pool: str) -> None:
+    async def dies(pool: str, groups: object) -> None:
         raise BackendError("the worker has died")
 
     monkeypatch.setattr(scene.pools, "write_quotas", dies)
