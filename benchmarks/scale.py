@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import sys
 import tempfile
 import time
@@ -34,7 +35,7 @@ from benchmarks.report import Report, arguments, positive
 from benchmarks.scale_meters import Audit, Meter, Turns
 from benchmarks.scale_pool import CLUSTER, NODE, POOL, Plan, agreements, create_all, namespaces, standing_work, until
 from benchmarks.scale_results import Result, figures_of, tell, titles
-from benchmarks.scale_traffic import Ledgered, Mix, Sight, Traffic, outcome
+from benchmarks.scale_traffic import Ledgered, Mix, Sight, Span, Traffic, outcome
 from benchmarks.stage import bank_on_a_lab
 from gpubank.adapters.kubernetes.connection import Connection
 from gpubank.adapters.kubernetes.kinds import BANK_KINDS, CLUSTER_QUEUE
@@ -164,7 +165,7 @@ async def run_rate(at: Bench, mix: Mix, seconds: float, warm: float) -> Result:
     with contextlib.suppress(TimeoutError):  # what has no Reclaim by then is told of
         await until(ended, "the end of every demand", DRAIN, 2)
     at.running.processes.check()
-    became = outcome(sent, at.sight, at.books, await reclaims(at.running, since))
+    became = outcome(sent, at.sight, at.books, await reclaims(at.running))
     return Result(mix, took, sent, became, loans, cores, mib, busy, calls, turns, turn_seconds)
 
 
@@ -172,14 +173,14 @@ def _borrowing(sight: Sight) -> list[Any]:
     return [seen for name, seen in sight.by_job.items() if name.startswith(("borrow-", "churning-"))]
 
 
-async def reclaims(running: RunningBank, since: datetime) -> dict[str, list[float]]:
-    """Return when Reclaims began since then, by lender."""
+async def reclaims(running: RunningBank) -> dict[str, list[Span]]:
+    """Return when Reclaims have run, by lender."""
     await asyncio.sleep(2)  # until the server's lists have caught up
-    prefix, found = reclaim_id(CLUSTER, POOL, ""), defaultdict[str, list[float]](list)
-    query = f"WorkflowType = 'Reclaim' AND StartTime >= '{since.isoformat()}'"
-    async for workflow in running.client.temporal.list_workflows(query):
+    prefix, found = reclaim_id(CLUSTER, POOL, ""), defaultdict[str, list[Span]](list)
+    async for workflow in running.client.temporal.list_workflows("WorkflowType = 'Reclaim'"):
         if workflow.id.startswith(prefix):
-            found[workflow.id.removeprefix(prefix)].append(workflow.start_time.timestamp())
+            end = workflow.close_time.timestamp() if workflow.close_time is not None else math.inf
+            found[workflow.id.removeprefix(prefix)].append(Span(workflow.start_time.timestamp(), end))
     return found
 
 

@@ -83,7 +83,9 @@ def _rows(result: Result) -> dict[str, object]:
     rows: dict[str, object] = {
         "new Workloads a second": result.reached,
         "loans admitted a second": result.loans / result.seconds,
-        "demands: with a Reclaim / came in / forgotten": f"{len(became.met)} / {became.spared} / {became.forgotten}",
+        "demands: with a Reclaim / in one that ran / came in / forgotten": (
+            f"{len(became.met)} / {became.joined} / {became.spared} / {became.forgotten}"
+        ),
     }
     for name, value in _spreads(became.met).items():
         rows |= {f"{name}, {share}, s": seconds for share, seconds in value.items()}
@@ -124,6 +126,7 @@ def figures_of(result: Result) -> dict[str, Any]:
         "loans_per_second": result.loans / result.seconds,
         "demands": len(result.outcome.met),
         "came_in_without": result.outcome.spared,
+        "joined_a_reclaim": result.outcome.joined,
         "forgotten": result.outcome.forgotten,
         "seconds_of": _spreads(result.outcome.met),
         "all_beyond_s": [round(each, 3) for each in result.beyond()],

@@ -265,6 +265,13 @@ class Demanded:
     admitted: float | None
 
 
+class Span(NamedTuple):
+    """When a Reclaim began, and when it ended; infinity while it runs. Seconds since the epoch."""
+
+    begin: float
+    end: float
+
+
 class Outcome(NamedTuple):
     """What became of the demands of one step."""
 
@@ -274,21 +281,27 @@ class Outcome(NamedTuple):
     spared: int
     """Came in without a demand in the books: the GPUs had just come back."""
 
+    joined: int
+    """Served by a Reclaim of their lender that ran already, for an earlier demand; when it heard is not known."""
+
     forgotten: int
     """A demand in the books, or nothing at all, and no Reclaim."""
 
 
-def outcome(sent: Sent, sight: Sight, books: Ledgered, started: Mapping[str, Sequence[float]]) -> Outcome:
-    """Return what became of every demand; `started` says when Reclaims began, by lender."""
-    found, spared, forgotten = [], 0, 0
+def outcome(sent: Sent, sight: Sight, books: Ledgered, reclaims: Mapping[str, Sequence[Span]]) -> Outcome:
+    """Return what became of every demand; `reclaims` says when Reclaims ran, by lender."""
+    found, spared, joined, forgotten = [], 0, 0, 0
     for name, lender in sent.demands.items():
-        seen = sight.by_job.get(name)
-        begun = (
-            None if seen is None else min((at for at in started.get(lender, ()) if at >= seen.created), default=None)
-        )
+        seen, ran = sight.by_job.get(name), reclaims.get(lender, ())
+        begun = None if seen is None else min((each.begin for each in ran if each.begin >= seen.created), default=None)
         if seen is None or seen.word is None or begun is None:
-            came_in = seen is not None and seen.reserved is not None and seen.uid not in books.opened
-            spared, forgotten = spared + came_in, forgotten + (not came_in)
+            opened = books.opened.get(seen.uid) if seen is not None else None
+            if seen is not None and seen.reserved is not None and opened is None:
+                spared += 1
+            elif opened is not None and any(each.begin < opened.timestamp() < each.end for each in ran):
+                joined += 1
+            else:
+                forgotten += 1
             continue
         opened = books.opened.get(seen.uid)
         found.append(
@@ -299,4 +312,4 @@ def outcome(sent: Sent, sight: Sight, books: Ledgered, started: Mapping[str, Seq
                 admitted=seen.reserved - seen.created if seen.reserved else None,
             )
         )
-    return Outcome(found, spared, forgotten)
+    return Outcome(found, spared, joined, forgotten)

@@ -4,13 +4,14 @@ import json
 import os
 from collections import Counter
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 import pytest
 
 from benchmarks.scale_meters import ACCOUNTS, counted, used
 from benchmarks.scale_pool import HEADROOM, NODE, POOL, SLOT, Plan, Role, agreements, job, standing_work
-from benchmarks.scale_traffic import Ledgered, Mix, Sent, Sight, Sighting, Traffic, outcome
+from benchmarks.scale_traffic import Ledgered, Mix, Sent, Sight, Sighting, Span, Traffic, outcome
 from gpubank.domain.contract import Side
 from gpubank.domain.group import BusinessGroup
 from gpubank.domain.policy import GPUQuotaPolicy
@@ -70,11 +71,17 @@ def test_a_demand_is_one_with_the_first_reclaim_of_its_lender_that_began_after_i
         "came-in": Sighting("u2", created=100.0, word=100.1, reserved=100.1),
         "forgotten": Sighting("u3", created=100.0, word=100.1, reserved=None),
         "late": Sighting("u4", created=100.0, word=100.1, reserved=130.0),
+        "joined": Sighting("u5", created=100.0, word=100.1, reserved=130.0),
     }
-    books.opened = {uid: datetime.fromtimestamp(100.5, UTC) for uid in ("u1", "u3", "u4")}
-    sent = Sent(demands={"met": "a", "came-in": "b", "forgotten": "c", "late": "d", "never-seen": "e"})
-    found = outcome(sent, sight, books, {"a": [140.0, 100.75, 90.0], "d": [99.0]})
-    assert (found.spared, found.forgotten) == (1, 3)
+    books.opened = {uid: datetime.fromtimestamp(100.5, UTC) for uid in ("u1", "u3", "u4", "u5")}
+    lenders = {"met": "a", "came-in": "b", "forgotten": "c", "late": "d", "never-seen": "e", "joined": "f"}
+    ran = {
+        "a": [Span(140.0, 150.0), Span(100.75, 110.0), Span(90.0, 99.0)],
+        "d": [Span(99.0, 100.4)],
+        "f": [Span(99.0, inf)],
+    }
+    found = outcome(Sent(demands=lenders), sight, books, ran)
+    assert (found.spared, found.joined, found.forgotten) == (1, 1, 3)
     (met,) = found.met
     assert (met.word, met.opened, met.started, met.admitted) == pytest.approx((0.1, 0.5, 0.75, 3.0))
 
