@@ -191,7 +191,7 @@ class PoolLoop:
             if facts.in_fail_safe:
                 wrote = await self._quotas.take_back(books, facts)
             else:
-                wrote = await self._quotas.want(books)
+                wrote = await self._quotas.want(books, facts)
             self.facts, self.books = facts, books
             await self._words.tell(decided.signals, decided.needs, now)
             self._notes.tell(decided.waiting, partial(_exists, facts))

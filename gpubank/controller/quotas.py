@@ -37,14 +37,14 @@ class Quotas:
         self._wanted: Books | None = None
         self._written = 0
 
-    async def want(self, books: Books) -> int:
+    async def want(self, books: Books, facts: PoolFacts) -> int:
         """Have these books written, the latest last; return how many writes have been made, or begun, in a moment.
 
         Raises what an earlier write has raised. A lost race is left to the next look.
         """
         await self._beside.settle(0)
         before, self._wanted = self._written, books
-        self._beside.begin(_ALL, self._write_all)
+        self._beside.begin(_ALL, partial(self._write_all, facts))
         await self._beside.settle()
         return self._written - before
 
@@ -65,10 +65,9 @@ class Quotas:
         """Write nothing any more."""
         await self._beside.stop()
 
-    async def _write_all(self) -> None:
+    async def _write_all(self, facts: PoolFacts) -> None:
         while (books := self._wanted) is not None:
             self._wanted = None
-            facts = await self._backend.observe(self._pool)  # as it is after what was written last
             lowering, raising = compiler.stages(compiler.writes(books, facts), facts)
             kept = await asyncio.gather(*map(self._write, lowering), return_exceptions=True)
             self._written += len(lowering)
@@ -78,9 +77,11 @@ class Quotas:
                     raise error
             if errors:
                 log.info("pool %s: %s", self._pool, errors[0])
-                continue
+                raising = ()
             for each in raising:
                 self._written += self._beside.begin((each.group, each.kind), partial(self._raise, each))
+            if self._wanted is not None:  # by a look that did not see what has been written here
+                facts = await self._backend.observe(self._pool)
 
     async def _write(self, write: QuotaWrite) -> None:
         await self._backend.write_quota(

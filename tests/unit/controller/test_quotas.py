@@ -75,6 +75,9 @@ class Bench:
         self.books = self.books.applied(transaction).books
         return self.books
 
+    async def want(self, books: Books) -> int:
+        return await self.quotas.want(books, await self.scheduler.observe(POOL))
+
     async def settled(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
@@ -86,10 +89,10 @@ def bench() -> Bench:
 
 
 async def test_what_is_to_be_raised_is_begun_when_all_that_is_lowered_is(bench: Bench) -> None:
-    await bench.quotas.want(bench.guarantee(a=16))
+    await bench.want(bench.guarantee(a=16))
     bench.scheduler.begun.clear()
     bench.scheduler.hold("a")
-    assert await bench.quotas.want(bench.guarantee(a=8, b=8)) == 0
+    assert await bench.want(bench.guarantee(a=8, b=8)) == 0
     assert bench.scheduler.begun == [("a", 8)]
     bench.scheduler.let("a")
     await bench.settled()
@@ -98,26 +101,26 @@ async def test_what_is_to_be_raised_is_begun_when_all_that_is_lowered_is(bench: 
 
 
 async def test_nothing_is_raised_after_a_lowering_that_failed(bench: Bench) -> None:
-    await bench.quotas.want(bench.guarantee(a=16))
+    await bench.want(bench.guarantee(a=16))
     bench.scheduler.errors["a"] = BackendError("away")
     with pytest.raises(BackendError, match="away"):
-        await bench.quotas.want(bench.guarantee(a=8, b=8))
+        await bench.want(bench.guarantee(a=8, b=8))
     assert bench.scheduler.nominal == {"a": 16, "b": 0}
     bench.scheduler.errors["a"] = ConflictError("somebody was first")
-    await bench.quotas.want(bench.books)
+    await bench.want(bench.books)
     assert bench.scheduler.nominal == {"a": 16, "b": 0}
-    assert await bench.quotas.want(bench.books) == 2
+    assert await bench.want(bench.books) == 2
     assert bench.scheduler.nominal == {"a": 8, "b": 8}
-    assert await bench.quotas.want(bench.books) == 0
+    assert await bench.want(bench.books) == 0
 
 
 async def test_a_slow_write_holds_no_look_up_and_the_latest_books_are_written_after_it(bench: Bench) -> None:
-    await bench.quotas.want(bench.guarantee(a=16))
+    await bench.want(bench.guarantee(a=16))
     bench.scheduler.begun.clear()
     bench.scheduler.hold("a")
     for count in (12, 10, 8):
         async with asyncio.timeout(1):
-            assert await bench.quotas.want(bench.guarantee(a=count)) == 0
+            assert await bench.want(bench.guarantee(a=count)) == 0
     bench.scheduler.let("a")
     await bench.settled()
     assert bench.scheduler.begun == [("a", 12), ("a", 8)], "what nobody wants any more is not written"
@@ -125,11 +128,11 @@ async def test_a_slow_write_holds_no_look_up_and_the_latest_books_are_written_af
 
 
 async def test_a_slow_raise_holds_no_lowering_up_and_is_begun_once(bench: Bench) -> None:
-    await bench.quotas.want(bench.guarantee(b=8))
+    await bench.want(bench.guarantee(b=8))
     bench.scheduler.begun.clear()
     bench.scheduler.hold("a")
-    await bench.quotas.want(bench.guarantee(a=8))
-    await bench.quotas.want(bench.guarantee(b=4))
+    await bench.want(bench.guarantee(a=8))
+    await bench.want(bench.guarantee(b=4))
     assert bench.scheduler.begun == [("a", 8), ("b", 4)]
     assert bench.scheduler.nominal == {"a": 0, "b": 4}
     bench.woken.clear()
@@ -140,31 +143,31 @@ async def test_a_slow_raise_holds_no_lowering_up_and_is_begun_once(bench: Bench)
 
 
 async def test_a_raise_that_comes_after_a_lower_quota_was_written_is_refused(bench: Bench) -> None:
-    await bench.quotas.want(bench.guarantee(a=0, b=0))
+    await bench.want(bench.guarantee(a=0, b=0))
     bench.scheduler.hold("a")
-    await bench.quotas.want(bench.guarantee(a=8))
+    await bench.want(bench.guarantee(a=8))
     bench.scheduler.stamp["a"] = bench.books.revision + 1  # another process has written what came later
     bench.scheduler.let("a")
     await bench.settled()
     assert bench.scheduler.nominal["a"] == 0
-    await bench.quotas.want(bench.books)
+    await bench.want(bench.books)
 
 
 async def test_a_raise_that_fails_is_met_by_the_next_look(bench: Bench) -> None:
     bench.scheduler.hold("a")
     bench.scheduler.errors["a"] = BackendError("away")
-    await bench.quotas.want(bench.guarantee(a=8))
+    await bench.want(bench.guarantee(a=8))
     bench.scheduler.let("a")
     await bench.settled()
     with pytest.raises(BackendError, match="away"):
-        await bench.quotas.want(bench.books)
-    await bench.quotas.want(bench.books)
+        await bench.want(bench.books)
+    await bench.want(bench.books)
     assert bench.scheduler.nominal["a"] == 8
 
 
 async def test_nothing_is_written_after_the_end(bench: Bench) -> None:
     bench.scheduler.hold("a")
-    await bench.quotas.want(bench.guarantee(a=8))
+    await bench.want(bench.guarantee(a=8))
     await bench.quotas.stop()
     bench.scheduler.let("a")
     await bench.settled()
