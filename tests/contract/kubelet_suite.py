@@ -108,8 +108,10 @@ class KubeletSuite:
         await sees(world, made, 1, 1)
         with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
             await made.register()
-        # And from then on this path is lost: the kubelet never sees the end of the first connection.
+        # And from then on this path is lost: the kubelet never sees the end of the first connection. It must have had
+        # time to: one that hears of it while the path is being registered anew takes it for the new connection's.
         await made.close()
+        await asyncio.sleep(1)
         await made.serve()
         with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
             await made.register()
