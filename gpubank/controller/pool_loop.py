@@ -4,6 +4,7 @@
        ▲                                                              │
        └───────────── on a change, at `wake_at`, or after a resync ───┘
 
+Quotas are written and processes are told beside the loop (`quotas`, `words`): what takes its time holds no look up.
 Nothing is remembered between turns but what was said to whom and who rests or is parked, so a turn can be cut off
 anywhere and simply begins anew. One turn decides until nothing is left to decide, for a grant may make the next offer
 possible.
