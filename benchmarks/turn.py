@@ -13,7 +13,7 @@ import gc
 import itertools
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +25,14 @@ from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.adapters.ledger import SqlLedger
 from gpubank.controller.main import COLLECTOR
 from gpubank.controller.pool_loop import PoolLoop
+from gpubank.controller.words import Words
 from gpubank.decide.step import LenderNeeds, LoanSignal
 from gpubank.domain.books import Books
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import PoolFacts, WorkloadFacts
 from gpubank.domain.loan import LineState, WorkloadKey
 from gpubank.domain.transaction import CapacityChange, GuaranteeChange, Move, Offer, Transaction
+from gpubank.ports import Processes
 
 LOANS_PER_SECOND = 5
 OWN_PER_SECOND = 15
@@ -136,7 +138,7 @@ async def _run(report: Report, at: World, cluster: PaperCluster, ledger: SqlLedg
     listeners, traffic = Listeners(), Traffic(cluster, at)
     traffic.begin({q.group: q.reserved for q in at.facts.queues if q.kind is Side.BORROW})
     terms = at.terms.model_copy(update={"resume_after": timedelta(0)})
-    async with KueueBackend(cluster, cluster=CLUSTER) as backend:  # type: ignore[arg-type]
+    async with Timed(cluster, cluster=CLUSTER) as backend:  # type: ignore[arg-type]
         loop = PoolLoop(
             CLUSTER,
             POOL,
@@ -147,13 +149,14 @@ async def _run(report: Report, at: World, cluster: PaperCluster, ledger: SqlLedg
             terms=lambda: terms,
             now=lambda: datetime.now(UTC),
         )
+        loop._words = words = TimedWords(backend, listeners, loop.poke)
         before = time.perf_counter()
         while not await loop.turn():  # until it is at rest
             pass
         report.row("first turns, ms", (time.perf_counter() - before) * 1000, "", "")
-        rounds: list[Round] = []
+        words.rounds.clear()
         cpu, begun, requests, heard = time.process_time(), time.monotonic(), cluster.requests, listeners.heard
-        task = asyncio.create_task(_timed(loop, backend, rounds))
+        task = asyncio.create_task(loop.run())
         for _ in range(seconds):
             for number in range(LOANS_PER_SECOND + OWN_PER_SECOND):
                 traffic.submit(Side.BORROW if number % 4 == 0 else Side.OWN)
@@ -163,10 +166,10 @@ async def _run(report: Report, at: World, cluster: PaperCluster, ledger: SqlLedg
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    _tell(report, "round, ms", "round_ms", [each.seconds * 1000 for each in rounds])
-    _tell(report, "round, processor ms", "round_cpu_ms", [each.cpu * 1000 for each in rounds])
+    _tell(report, "round, ms", "round_ms", [each.seconds * 1000 for each in words.rounds])
+    _tell(report, "round, processor ms", "round_cpu_ms", [each.cpu * 1000 for each in words.rounds])
     _tell(report, "submitted to quota, ms", "lend_ms", [each * 1000 for each in traffic.admitted])
-    report.row("rounds a second", len(rounds) / wall, "", "")
+    report.row("rounds a second", len(words.rounds) / wall, "", "")
     report.row("busy, cores", cpu / wall, "", "")
     report.row("requests a second", (cluster.requests - requests) / wall, "", "")
     report.figures |= {
@@ -187,22 +190,28 @@ class Round(NamedTuple):
     """Seconds of processor time of the whole process."""
 
 
-async def _timed(loop: PoolLoop, backend: KueueBackend, rounds: list[Round]) -> None:
-    """Run the loop and take the time of each round: from the look at the cluster until everybody is told."""
-    observe, tell, begun = backend.observe, loop._words.tell, Round(0.0, 0.0)
+class Timed(KueueBackend):
+    """Kueue's backend, and when the loop has looked at it last."""
 
-    async def timed_observe(pool: str) -> PoolFacts:
-        nonlocal begun
-        begun = Round(time.perf_counter(), time.process_time())
-        return await observe(pool)
+    begun = Round(0.0, 0.0)
 
-    async def timed_tell(signals: Sequence[LoanSignal], needs: Sequence[LenderNeeds], now: datetime) -> None:
-        await tell(signals, needs, now)
-        rounds.append(Round(time.perf_counter() - begun.seconds, time.process_time() - begun.cpu))
+    async def observe(self, pool: str) -> PoolFacts:
+        self.begun = Round(time.perf_counter(), time.process_time())
+        return await super().observe(pool)
 
-    backend.observe = timed_observe  # type: ignore[method-assign]
-    loop._words.tell = timed_tell  # type: ignore[method-assign]
-    await loop.run()
+
+class TimedWords(Words):
+    """Words of the loop, which end its round: from the look at the cluster until everybody is told."""
+
+    def __init__(self, backend: Timed, processes: Processes, wake: Callable[[], None]) -> None:
+        super().__init__(CLUSTER, POOL, processes, first_pause=timedelta(seconds=15), wake=wake)
+        self._backend = backend
+        self.rounds: list[Round] = []
+
+    async def tell(self, signals: Sequence[LoanSignal], needs: Sequence[LenderNeeds], now: datetime) -> None:
+        await super().tell(signals, needs, now)
+        begun = self._backend.begun
+        self.rounds.append(Round(time.perf_counter() - begun.seconds, time.process_time() - begun.cpu))
 
 
 def _tell(report: Report, title: str, name: str, values: Sequence[float]) -> None:

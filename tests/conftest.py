@@ -22,8 +22,8 @@ pytest_plugins = (
     "tests.plugins.docs",
     "tests.plugins.exit",
     "tests.plugins.garbage",
+    "tests.plugins.groups",
     "tests.plugins.kubelet",
-    "tests.plugins.groups",  # after the one whose fixture it knows
     "tests.plugins.ledger",
     "tests.plugins.nvml",
     "tests.plugins.prometheus",

@@ -21,7 +21,7 @@ from gpubank.domain.pool import GPUPool
 COUNTS_PAUSE: Final = timedelta(milliseconds=30)
 """How long counts of a pool and of its policies may be old, for each of its shares: to write a status the API server
 reads, judges and keeps the whole object. With 1,000 shares a pool's took 4 s on a busy server; with 200, where twenty
-Workloads came a second, policies' were 12 writes a second, most that the bank asked for."""
+Workloads came a second, policies' were 12 writes a second, the most frequent of the controller's requests."""
 
 POLICY_PAUSE: Final = timedelta(seconds=5)
 """How old counts of a policy may be at most; its group looks at them."""

@@ -159,7 +159,9 @@ async def embedded_bank(settings: Settings, *, quiet_seconds: float = 0.0) -> As
             attest=AttestPolicy(check_hashes=settings.checkpoint.hash_files),
         )
         stop = asyncio.Event()
-        workers = make_workers(client.temporal, settings.cluster.name, ports, client)
+        workers = make_workers(
+            client.temporal, settings.cluster.name, ports, client, cached_workflows=settings.worker.cached_workflows
+        )
         worker_task = asyncio.create_task(run_workers(workers, stop), name="workers")
         stack.push_async_callback(_finish, worker_task, stop)
         controller_task = asyncio.create_task(controller.run(), name="controller")

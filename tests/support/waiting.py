@@ -10,6 +10,12 @@ EVERY = 0.05
 """Seconds between two looks."""
 
 
+async def soon(turns: int = 20) -> None:
+    """Let whatever can go on without waiting go on."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
 async def seen(
     look: Callable[[], Any], what: str, seconds: float = 30, *, say: Callable[[], object] = str, every: float = EVERY
 ) -> Any:

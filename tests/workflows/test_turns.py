@@ -22,6 +22,7 @@ from tests.contract.simulated_world import simulated_world
 from tests.contract.world import JobRequest, layout, the
 from tests.fakes.bank import POOL, TermsBoard
 from tests.fakes.ledger import MemoryLedger
+from tests.support.waiting import soon
 
 
 class Line:
@@ -45,11 +46,6 @@ class Line:
 @pytest.fixture
 def line() -> Line:
     return Line()
-
-
-async def soon() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_one_has_its_turn_at_a_time_in_the_order_in_which_they_came(line: Line) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gpubank.controller.beside import Beside
 from gpubank.domain.errors import BackendError
+from tests.support.waiting import soon
 
 
 class Loop:
@@ -37,11 +38,6 @@ class Loop:
 @pytest.fixture
 def loop() -> Loop:
     return Loop()
-
-
-async def soon() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_a_call_that_is_quick_is_waited_for_and_wakes_nobody(loop: Loop) -> None:

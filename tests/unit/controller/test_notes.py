@@ -9,6 +9,7 @@ from gpubank.controller.notes import Notes
 from gpubank.decide.waiting import WaitingNote
 from gpubank.domain.errors import BackendError
 from gpubank.domain.loan import WorkloadKey
+from tests.support.waiting import soon
 
 
 class Slow:
@@ -34,11 +35,6 @@ def note(uid: str, message: str) -> WaitingNote:
 
 def everybody(_: str) -> bool:
     return True
-
-
-async def soon() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from gpubank.domain.contract import Side
 from gpubank.domain.errors import BackendError, ConflictError
 from gpubank.domain.facts import PoolFacts, QueueFacts
 from gpubank.domain.transaction import CapacityChange, GuaranteeChange, Transaction
+from tests.support.waiting import soon
 
 POOL = "h100"
 NOW = datetime(2026, 11, 2, 9, tzinfo=UTC)
@@ -78,10 +79,6 @@ class Bench:
     async def want(self, books: Books) -> int:
         return await self.quotas.want(books, await self.scheduler.observe(POOL))
 
-    async def settled(self) -> None:
-        for _ in range(20):
-            await asyncio.sleep(0)
-
 
 @pytest.fixture
 def bench() -> Bench:
@@ -95,7 +92,7 @@ async def test_what_is_to_be_raised_is_begun_when_all_that_is_lowered_is(bench: 
     assert await bench.want(bench.guarantee(a=8, b=8)) == 0
     assert bench.scheduler.begun == [("a", 8)]
     bench.scheduler.let("a")
-    await bench.settled()
+    await soon()
     assert bench.scheduler.begun == [("a", 8), ("b", 8)]
     assert bench.woken.is_set()
 
@@ -122,7 +119,7 @@ async def test_a_slow_write_holds_no_look_up_and_the_latest_books_are_written_af
         async with asyncio.timeout(1):
             assert await bench.want(bench.guarantee(a=count)) == 0
     bench.scheduler.let("a")
-    await bench.settled()
+    await soon()
     assert bench.scheduler.begun == [("a", 12), ("a", 8)], "what nobody wants any more is not written"
     assert bench.scheduler.stamp["a"] == bench.books.revision
 
@@ -137,7 +134,7 @@ async def test_a_slow_raise_holds_no_lowering_up_and_is_begun_once(bench: Bench)
     assert bench.scheduler.nominal == {"a": 0, "b": 4}
     bench.woken.clear()
     bench.scheduler.let("a")
-    await bench.settled()
+    await soon()
     assert bench.scheduler.nominal == {"a": 8, "b": 4}
     assert bench.woken.is_set()
 
@@ -148,7 +145,7 @@ async def test_a_raise_that_comes_after_a_lower_quota_was_written_is_refused(ben
     await bench.want(bench.guarantee(a=8))
     bench.scheduler.stamp["a"] = bench.books.revision + 1  # another process has written what came later
     bench.scheduler.let("a")
-    await bench.settled()
+    await soon()
     assert bench.scheduler.nominal["a"] == 0
     await bench.want(bench.books)
 
@@ -158,7 +155,7 @@ async def test_a_raise_that_fails_is_met_by_the_next_look(bench: Bench) -> None:
     bench.scheduler.errors["a"] = BackendError("away")
     await bench.want(bench.guarantee(a=8))
     bench.scheduler.let("a")
-    await bench.settled()
+    await soon()
     with pytest.raises(BackendError, match="away"):
         await bench.want(bench.books)
     await bench.want(bench.books)
@@ -170,5 +167,5 @@ async def test_nothing_is_written_after_the_end(bench: Bench) -> None:
     await bench.want(bench.guarantee(a=8))
     await bench.quotas.stop()
     bench.scheduler.let("a")
-    await bench.settled()
+    await soon()
     assert bench.scheduler.nominal["a"] == 0

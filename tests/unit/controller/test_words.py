@@ -10,6 +10,7 @@ from gpubank.controller.words import MAX_PAUSE, NEEDS_PAUSE, Words
 from gpubank.decide.step import LenderNeeds, LoanSignal, SignalKind
 from gpubank.domain.errors import BackendError
 from gpubank.domain.loan import WorkloadKey
+from tests.support.waiting import soon
 
 NOW = datetime(2026, 11, 2, 9, tzinfo=UTC)
 PAUSE = timedelta(seconds=15)
@@ -120,8 +121,7 @@ async def test_a_server_that_takes_its_time_holds_no_turn_up_and_hears_nothing_t
             await told.words.tell([signal("u")], [needs("b", "d")], NOW)
     assert sorted(told.processes.begun) == ["b d", "u granted"]
     told.processes.go.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await soon()
     await told.words.tell([signal("u")], [needs("b", "d")], NOW)
     assert sorted(told.heard) == ["b d", "u granted"]
     assert told.woken.is_set()
