@@ -41,7 +41,7 @@ from gpubank.domain.pool import DEFAULT_RESOURCE
 from gpubank.lab import Lab
 from gpubank.lab.names import COMPLETE_AFTER
 from gpubank.ports import ObjectStore, QuotaBackend
-from tests.contract.world import DeploymentRequest, JobRequest, priority_class
+from tests.contract.world import DeploymentRequest, JobRequest, priority_class, story
 
 LOOK = 0.05
 """Seconds between two looks at the facts."""
@@ -144,7 +144,7 @@ class KueueWorld:
             if holds(facts):
                 return facts
             if loop.time() >= end:
-                raise AssertionError(f"not within {timeout} s: {what or holds}; the facts are {facts!r}")
+                raise AssertionError(f"not within {timeout} s: {what or holds}\n{story(facts)}")
             await asyncio.sleep(LOOK)
 
     async def add_namespace(self, name: str) -> None:

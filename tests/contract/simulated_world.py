@@ -10,7 +10,7 @@ from gpubank.domain.facts import PoolFacts
 from gpubank.ports import ObjectStore, QuotaBackend
 from gpubank.simulation.clock import Clock, ManualClock, Timing
 from gpubank.simulation.cluster import SimulatedCluster
-from tests.contract.world import DeploymentRequest, JobRequest, priority_class
+from tests.contract.world import DeploymentRequest, JobRequest, priority_class, story
 
 LOOK = 0.02
 """Seconds between two looks at the facts."""
@@ -77,7 +77,7 @@ class SimulatedWorld:
             if holds(facts):
                 return facts
             if self.simulated.clock.monotonic() >= end:
-                raise AssertionError(f"not within {timeout} s: {what or holds}; the facts are {facts!r}")
+                raise AssertionError(f"not within {timeout} s: {what or holds}\n{story(facts)}")
             await self.pause(LOOK)
 
     def _submit(self, manifest: dict[str, Any], priority: int) -> None:

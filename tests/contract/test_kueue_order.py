@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpubank.adapters.kubernetes.connection import Connection
-from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, WORKLOAD
+from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, WORKLOAD, Kind, Object
 from gpubank.adapters.kubernetes.kueue.backend import KueueBackend
 from gpubank.adapters.kubernetes.kueue.order import IN_ORDER_ANNOTATION
 from gpubank.domain.contract import Side, own_queue
@@ -81,6 +81,39 @@ async def test_two_writers_of_one_raise_keep_the_order_together(world: KueueWorl
         await asyncio.gather(quota(world, 16, 1), second(), later())
         facts = await world.wait_until(lambda facts: the(facts, "gang").placed)
         assert not any(each.reserved for each in facts.workloads if each.key.job != "Job/gang")
+        await relaxed(world)
+
+
+class _Crossed(Connection):
+    """A connection on which somebody else writes to a Workload between its read and the write that rests on it."""
+
+    crossings = 0
+
+    async def patch(
+        self, kind: Kind, name: str, namespace: str | None, change: Object, *, version: str = "", subresource: str = ""
+    ) -> Object:
+        if subresource == "status" and version and self.crossings < 3:
+            self.crossings += 1
+            label = {"metadata": {"labels": {"crossed": str(self.crossings)}}}
+            await super().patch(kind, name, namespace, label)
+        return await super().patch(kind, name, namespace, change, version=version, subresource=subresource)
+
+
+async def test_who_is_written_to_by_others_while_it_is_woken_still_comes_in_first(world: KueueWorld, lab: Lab) -> None:
+    await world.submit_job(JobRequest("ads", "gang", pods=2))
+    await set_aside(world, "gang")
+
+    async def later() -> None:
+        for number in range(5):
+            await world.submit_job(JobRequest("ads", f"later-{number}"))
+            await asyncio.sleep(0.05)
+
+    async with _Crossed.open(lab.kubeconfig) as connection, KueueBackend(connection, cluster="lab") as writer:
+        await writer.observe(world.pool)
+        await asyncio.gather(writer.write_quota(world.pool, "ads", Side.OWN, nominal=16, revision=1), later())
+        facts = await world.wait_until(lambda facts: the(facts, "gang").reserved)
+        assert not any(each.reserved for each in facts.workloads if each.key.job != "Job/gang")
+        assert connection.crossings == 3
         await relaxed(world)
 
 

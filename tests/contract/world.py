@@ -157,6 +157,17 @@ def the(facts: PoolFacts, name: str) -> WorkloadFacts:
     return found
 
 
+def story(facts: PoolFacts) -> str:
+    """Tell the facts in a line per queue and Workload, short enough for a log that is cut."""
+    lines = [f"{each.name}: nominal {each.nominal}, reserved {each.reserved}, r{each.stamp}" for each in facts.queues]
+    for each in facts.workloads:
+        pods = ", ".join(f"{pod.name} on {pod.node or 'no node'}" for pod in each.pod_facts) or "no pods"
+        flags = [name for name in ("active", "reserved", "finished", "refused", "placed") if getattr(each, name)]
+        wait = "" if each.reserved else f", waits for {each.wait.value}"
+        lines.append(f"{each.key.job} of {each.group}: {each.gpus} GPUs, {' '.join(flags)}{wait}; {pods}")
+    return "\n".join(lines)
+
+
 def _manifest(
     world: World,
     request: JobRequest | DeploymentRequest,

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from benchmarks.exporter import scrape
@@ -18,6 +20,8 @@ from gpubank.lab.access import Api, Manifest
 from gpubank.lab.errors import LabError
 from gpubank.lab.names import REAL_NODE
 from gpubank.simulation.processes import free_port
+from nodeagent.attribution.places import POD_RESOURCES_SOCKET
+from nodeagent.pb.podresources import api_pb2, api_pb2_grpc
 from nodeagent.plugin.client import ask
 from nodeagent.plugin.control import CONTROL_SOCKET
 from tests.native.facts import ENVIRONMENT, NvmlFacts
@@ -125,10 +129,27 @@ class RealNode:
         """Wait until exactly this is allocatable, and this the capacity.
 
         A kubelet counts the capacity of what it has lost for five minutes, so classes that are not named do not matter.
+        What the API server has of the node is seconds old, so the kubelet is asked as well: a pod that comes while it
+        still says what an earlier plugin had would be refused for good.
         """
-        until(lambda: self.allocatable() == wanted, f"{wanted} to be allocatable", say=self._state)
+        until(lambda: self.allocatable() == wanted == self.sound(), f"{wanted} to be allocatable", say=self._state)
         if capacity:
             until(lambda: self._has(capacity), f"a capacity of {dict(capacity)}", say=self._state)
+
+    def sound(self) -> dict[str, int]:
+        """Return what the kubelet itself would hand out or has handed out, of every device class."""
+        counts: Counter[str] = Counter()
+        options = [("grpc.default_authority", "localhost")]
+        try:
+            with grpc.insecure_channel(f"unix:{POD_RESOURCES_SOCKET}", options=options) as channel:
+                stub = api_pb2_grpc.PodResourcesListerStub(channel)
+                answer = stub.GetAllocatableResources(api_pb2.AllocatableResourcesRequest(), timeout=5)
+        except grpc.RpcError:
+            return {}  # it is on its way up
+        for each in answer.devices:
+            if each.resource_name.startswith(PREFIX):
+                counts[each.resource_name.removeprefix(PREFIX)] += len(each.device_ids)
+        return dict(counts)
 
     def _has(self, capacity: Mapping[str, int]) -> bool:
         there = self.allocatable("capacity")
@@ -136,7 +157,8 @@ class RealNode:
 
     def _state(self) -> str:
         logs = "\n".join(self.log(name)[-1500:] for name in self._running)
-        return f"allocatable {self.allocatable()}, capacity {self.allocatable('capacity')}\n{logs}"
+        counts = f"allocatable {self.allocatable()}, capacity {self.allocatable('capacity')}, sound {self.sound()}"
+        return f"{counts}\n{logs}"
 
     # --------------------------------------------------------------------------------------------------- pods
 

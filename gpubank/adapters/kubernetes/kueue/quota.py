@@ -36,7 +36,7 @@ RECOUNTED_ANNOTATION: Final = f"{BANK_PREFIX}/recounted"
 _log = logging.getLogger(__name__)
 
 _TRIES: Final = 5
-"""How often a queue that Kueue keeps writing to is read anew so that its order can be kept."""
+"""How often a queue that Kueue keeps writing to is read anew: to keep its order, and to set its quota."""
 
 
 class Cohorts:
@@ -78,11 +78,15 @@ class Writer:
                 body = opened
                 break
             body = await self._read(pool, name, revision)
-        try:
-            await self._set(pool, body, nominal, revision)
-        except ConflictError:
-            # Kueue writes its status all the time: once more, with everything read and checked anew.
-            await self._set(pool, await self._read(pool, name, revision), nominal, revision)
+        for _ in range(_TRIES - 1):
+            try:
+                await self._set(pool, body, nominal, revision)
+            except ConflictError:
+                # Kueue writes its status all the time: once more, with everything read and checked anew.
+                body = await self._read(pool, name, revision)
+            else:
+                return
+        await self._set(pool, body, nominal, revision)
 
     async def take_back(self, pool: str, group: str, kind: Side, *, nominal: int, revision: int) -> None:
         """Take a queue out of the fail-safe's Cohort with its quota and stamp; see the port.
