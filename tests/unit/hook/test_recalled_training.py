@@ -27,21 +27,25 @@ class Run:
             "GPUBANK_HOOK_ADDRESS_FILE": str(self._address_file),
             "GPUBANK_HOOK_UID": uid,
         }
-        self.process = subprocess.Popen(
-            [sys.executable, TRAIN, f"--steps={STEPS}", f"--out={folder}/result.json", *arguments],
-            env={**os.environ, **hook},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._log = folder / f"log-{uid}"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, TRAIN, f"--steps={STEPS}", f"--out={folder}/result.json", *arguments],
+                env={**os.environ, **hook, "PYTHONUNBUFFERED": "1"},
+                stdout=log,
+            )
 
     def finish(self) -> tuple[int, str]:
         """Wait for the end; return exit code and log."""
-        log, _ = self.process.communicate(timeout=90)
-        return self.process.returncode, log
+        return self.process.wait(90), self._log.read_text()
 
     def checkpoint(self, request_id: str, epoch: int) -> dict[str, Any]:
-        """Ask for a checkpoint and wait until it is durable, as the bank does."""
+        """Ask for a checkpoint and wait until it is durable, as the bank does.
+
+        The run is let begin first: one that has not found its own checkpoint yet has done no step that it knows of.
+        """
         self._wait(self._address_file.exists)
+        self._wait(lambda: "from step" in self._log.read_text())
         url = f"{self._address_file.read_text().strip()}/v1/checkpoint"
         body = {"id": request_id, "epoch": epoch, "deadline": "2099-01-01T00:00:00Z", "reason": "wanted back"}
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30) as response:
