@@ -50,7 +50,7 @@ class Result:
     def holds(self) -> bool:
         """Whether this rate was kept up with, within the aim."""
         beyond = self.beyond()
-        kept = self.reached >= KEPT_UP * self.mix.rate and not self.outcome.forgotten
+        kept = self.reached >= KEPT_UP * self.mix.rate and not (self.outcome.unheard or self.outcome.forgotten)
         return kept and bool(beyond) and percentile(beyond, 0.95) <= AIM
 
 
@@ -83,8 +83,8 @@ def _rows(result: Result) -> dict[str, object]:
     rows: dict[str, object] = {
         "new Workloads a second": result.reached,
         "loans admitted a second": result.loans / result.seconds,
-        "demands: with a Reclaim / in one that ran / came in / forgotten": (
-            f"{len(became.met)} / {became.joined} / {became.spared} / {became.forgotten}"
+        "demands: with a Reclaim / in one that ran / came in / unheard / forgotten": (
+            f"{len(became.met)} / {became.joined} / {became.spared} / {became.unheard} / {became.forgotten}"
         ),
     }
     for name, value in _spreads(became.met).items():
@@ -127,6 +127,7 @@ def figures_of(result: Result) -> dict[str, Any]:
         "demands": len(result.outcome.met),
         "came_in_without": result.outcome.spared,
         "joined_a_reclaim": result.outcome.joined,
+        "unheard": result.outcome.unheard,
         "forgotten": result.outcome.forgotten,
         "seconds_of": _spreads(result.outcome.met),
         "all_beyond_s": [round(each, 3) for each in result.beyond()],

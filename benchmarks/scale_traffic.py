@@ -284,13 +284,16 @@ class Outcome(NamedTuple):
     joined: int
     """Served by a Reclaim of their lender that ran already, for an earlier demand; when it heard is not known."""
 
+    unheard: int
+    """Kueue has said nothing about their Workloads, or has made none, by the end of the step."""
+
     forgotten: int
-    """A demand in the books, or nothing at all, and no Reclaim."""
+    """Kueue has said that they lack quota, and there is no Reclaim."""
 
 
 def outcome(sent: Sent, sight: Sight, books: Ledgered, reclaims: Mapping[str, Sequence[Span]]) -> Outcome:
     """Return what became of every demand; `reclaims` says when Reclaims ran, by lender."""
-    found, spared, joined, forgotten = [], 0, 0, 0
+    found, spared, joined, unheard, forgotten = [], 0, 0, 0, 0
     for name, lender in sent.demands.items():
         seen, ran = sight.by_job.get(name), reclaims.get(lender, ())
         begun = None if seen is None else min((each.begin for each in ran if each.begin >= seen.created), default=None)
@@ -300,6 +303,8 @@ def outcome(sent: Sent, sight: Sight, books: Ledgered, reclaims: Mapping[str, Se
                 spared += 1
             elif opened is not None and any(each.begin < opened.timestamp() < each.end for each in ran):
                 joined += 1
+            elif seen is None or seen.word is None:
+                unheard += 1
             else:
                 forgotten += 1
             continue
@@ -312,4 +317,4 @@ def outcome(sent: Sent, sight: Sight, books: Ledgered, reclaims: Mapping[str, Se
                 admitted=seen.reserved - seen.created if seen.reserved else None,
             )
         )
-    return Outcome(found, spared, joined, forgotten)
+    return Outcome(found, spared, joined, unheard, forgotten)

@@ -72,16 +72,17 @@ def test_a_demand_is_one_with_the_first_reclaim_of_its_lender_that_began_after_i
         "forgotten": Sighting("u3", created=100.0, word=100.1, reserved=None),
         "late": Sighting("u4", created=100.0, word=100.1, reserved=130.0),
         "joined": Sighting("u5", created=100.0, word=100.1, reserved=130.0),
+        "unheard": Sighting("u6", created=100.0),
     }
     books.opened = {uid: datetime.fromtimestamp(100.5, UTC) for uid in ("u1", "u3", "u4", "u5")}
-    lenders = {"met": "a", "came-in": "b", "forgotten": "c", "late": "d", "never-seen": "e", "joined": "f"}
+    lenders = {"met": "a", "came-in": "b", "forgotten": "c", "late": "d", "unseen": "e", "joined": "f", "unheard": "g"}
     ran = {
         "a": [Span(140.0, 150.0), Span(100.75, 110.0), Span(90.0, 99.0)],
         "d": [Span(99.0, 100.4)],
         "f": [Span(99.0, inf)],
     }
     found = outcome(Sent(demands=lenders), sight, books, ran)
-    assert (found.spared, found.joined, found.forgotten) == (1, 1, 3)
+    assert (found.spared, found.joined, found.unheard, found.forgotten) == (1, 1, 2, 2)
     (met,) = found.met
     assert (met.word, met.opened, met.started, met.admitted) == pytest.approx((0.1, 0.5, 0.75, 3.0))
 
