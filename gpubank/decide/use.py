@@ -1,8 +1,8 @@
 """Loans in use: who runs on which line, what nobody uses, and how it closes.
 
 reserved, lines short     lines of the group that nobody uses are given to it (the scheduler admits whom it likes)
-lines that nobody uses    CLOSING: 5 s after the grant; two minutes where the scheduler has not taken note of it; at
-                          once if their Workload finished, is gone or was switched off by somebody else, or runs on less
+lines that nobody uses    CLOSING: 5 s after the grant, two minutes where the scheduler has not taken note of it; at once
+                          if their Workload finished, is gone or was switched off by somebody else, or runs on less
 CLOSING, fenced           RETURNED; back to GRANTED where somebody was quicker
 """
 
