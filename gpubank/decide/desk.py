@@ -208,13 +208,6 @@ class Desk:
         queue = self._by_queue.get((group, kind))
         return queue is not None and queue.stamp <= self.books.revision and queue.fenced >= revision
 
-    def heard_of_loans(self, group: str) -> bool:
-        """Whether the scheduler has taken note of a borrow quota that holds all that is granted to the group."""
-        queue = self._by_queue.get((group, Side.BORROW))
-        if queue is None or queue.nominal < self.books.granted(group):
-            return False
-        return self.fenced(group, Side.BORROW, queue.stamp)
-
     def free(self, group: str) -> int:
         """GPUs of the group's own queue that nobody has; negative where it has admitted more than its quota."""
         return self.books.own_nominal(group) - self.reserved(group, Side.OWN)

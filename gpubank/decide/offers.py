@@ -1,7 +1,7 @@
 """What becomes of an offer: granted once its lender is fenced, or withdrawn.
 
     withdrawn   an own job of the lender came first; the Workload is gone, was admitted otherwise or needs another
-                amount; frozen; its nodes are taken; 30 s old, or two minutes where the scheduler has not taken note
+                amount; frozen; 30 s old; its nodes are taken
     granted     every line fenced, the whole request together, the Workload pending (a parked one is resumed first)
     novation    the new line granted and the old one returned in one transaction, so that no job notices
 
@@ -15,14 +15,14 @@ from typing import Final
 from gpubank.decide.desk import Desk, line_order, waits_for_quota
 from gpubank.decide.fit import pod_size
 from gpubank.decide.lend import gathering, room_for
-from gpubank.decide.use import UNHEARD_WAIT, backing, spare
+from gpubank.decide.use import backing, spare
 from gpubank.domain.contract import Side
 from gpubank.domain.facts import WorkloadFacts
 from gpubank.domain.loan import Line, LineState
 from gpubank.domain.transaction import Move, Pledge
 
 STALE_OFFER: Final = timedelta(seconds=30)
-"""How long an offer stands that its Workload does not take; one that its lenders' queues hold up, `UNHEARD_WAIT`."""
+"""How long an offer stands that nobody can take."""
 
 
 def offers_of(desk: Desk, uid: str) -> list[Line]:
@@ -34,11 +34,9 @@ def whole_offer(desk: Desk, workload: WorkloadFacts) -> bool:
     """Whether the Workload is offered exactly what it lacks, and every lender's queue is fenced."""
     lines = offers_of(desk, workload.key.uid)
     lack = workload.gpus - backing(desk, workload.key.uid)
-    return sum(line.gpus for line in lines) == lack > 0 and _fenced(desk, lines)
-
-
-def _fenced(desk: Desk, lines: Iterable[Line]) -> bool:
-    return all(desk.fenced(line.lender, Side.OWN, line.revision) for line in lines)
+    return sum(line.gpus for line in lines) == lack > 0 and all(
+        desk.fenced(line.lender, Side.OWN, line.revision) for line in lines
+    )
 
 
 def withdraw(desk: Desk, lines: Iterable[Line], reason: str, *, alone: frozenset[str] = frozenset()) -> None:
@@ -100,16 +98,16 @@ def settle_offers(desk: Desk) -> None:
         reason = _refusal(desk, workload, lines, gathers)
         if reason or workload is None:
             withdraw(desk, lines, reason)
-        elif _is_ready(desk, workload):
+        elif _can_take(workload) and whole_offer(desk, workload):
             if workload.reserved or room_for(desk, but=uid).holds(workload.pods, pod_size(workload)):
                 _grant(desk, workload, lines)
             elif not gathers:
                 withdraw(desk, lines, "its nodes are taken")
 
 
-def _is_ready(desk: Desk, workload: WorkloadFacts) -> bool:
-    """Whether the offer can be granted and would be used at once: it is pending, or runs already on too few lines."""
-    return (workload.reserved or waits_for_quota(workload)) and whole_offer(desk, workload)
+def _can_take(workload: WorkloadFacts) -> bool:
+    """Whether a grant would be used at once: it is pending, or runs already without enough lines."""
+    return workload.reserved or waits_for_quota(workload)
 
 
 def _refusal(desk: Desk, workload: WorkloadFacts | None, lines: list[Line], gathers: bool) -> str:
@@ -126,12 +124,9 @@ def _refusal(desk: Desk, workload: WorkloadFacts | None, lines: list[Line], gath
     offered = sum(line.gpus for line in lines)
     if offered > lack or (offered < lack and not gathers):
         return f"its Workload needs {lack} GPUs, not {offered}"
-    fenced = _fenced(desk, lines)
-    if gathers or _is_ready(desk, workload):
-        return ""
-    if desk.lasted(max(line.offered_at for line in lines), STALE_OFFER if fenced else UNHEARD_WAIT):
+    if not gathers and desk.lasted(max(line.offered_at for line in lines), STALE_OFFER):
         desk.lapsed.add(workload.key.uid)
-        return "nobody took it in time" if fenced else "it could not be fenced in time"
+        return "nobody took it in time"
     return ""
 
 

@@ -1,8 +1,8 @@
 """Loans in use: who runs on which line, what nobody uses, and how it closes.
 
 reserved, lines short     lines of the group that nobody uses are given to it (the scheduler admits whom it likes)
-lines that nobody uses    CLOSING: 5 s after the grant, two minutes where the scheduler has not taken note of it; at once
-                          if their Workload finished, is gone or was switched off by somebody else, or runs on less
+lines that nobody uses    CLOSING: 5 s after the grant; at once if their Workload finished, is gone or was
+                          switched off by somebody else, or runs on less
 CLOSING, fenced           RETURNED; back to GRANTED where somebody was quicker
 """
 
@@ -17,14 +17,7 @@ from gpubank.domain.loan import Line, LineState
 from gpubank.domain.transaction import Move, Reattach, Split
 
 ADMISSION_WAIT: Final = timedelta(seconds=5)
-"""How long a granted line waits for its Workload to be admitted, where the scheduler has taken note of its quota."""
-
-UNHEARD_WAIT: Final = timedelta(minutes=2)
-"""How long the bank waits for a scheduler that has not taken note of a quota: it is down, or has much to do.
-
-With 1,000 queues and both cores full, Kueue acknowledged one after 88 s in the mean (docs/benchmarks.md). To take back
-meanwhile what it has not even seen only gives it more to do.
-"""
+"""How long a granted line waits for its Workload to be admitted."""
 
 
 def backing(desk: Desk, uid: str) -> int:
@@ -183,9 +176,7 @@ def _unused_because(desk: Desk, workload: WorkloadFacts | None) -> tuple[str, bo
 
 
 def _waited(desk: Desk, line: Line) -> bool:
-    """Whether a line's Workload has had its time to come in."""
-    wait = ADMISSION_WAIT if desk.heard_of_loans(line.borrower) else UNHEARD_WAIT
-    return desk.lasted(line.granted_at or line.moved_at, wait)
+    return desk.lasted(line.granted_at or line.moved_at, ADMISSION_WAIT)
 
 
 def _close(desk: Desk, uid: str, lines: list[Line], unused: int, reason: str) -> None:
