@@ -45,8 +45,8 @@ ACKNOWLEDGED_WITHIN: Final = 1.0
 ADMITTED_WITHIN: Final = 3.0
 """Seconds after which a queue is no longer strict, whether who was first in line was admitted or not."""
 
-TOUCHES: Final = 5
-"""How often a Workload that somebody else is writing to is read again to be touched."""
+TOUCHED_WITHIN: Final = 1.0
+"""Seconds in which a Workload that somebody else is writing to is read again to be touched."""
 
 MOST: Final = 8
 """Workloads that are touched for one raise; the rest come in with Kueue's batch."""
@@ -156,9 +156,11 @@ class Order:
         """Change what Kueue looks at and nobody else: the words of the condition Requeued, which stays True.
 
         Kueue may write its refusal of a moment ago meanwhile, and whoever else raises this quota its own touch: the
-        Workload is read again then, for one that is not woken lets later ones pass.
+        Workload is read again then, for one that is not woken lets later ones pass; not for long, as the raise waits.
         """
-        for _ in range(TOUCHES):
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TOUCHED_WITHIN
+        while True:
             try:
                 body = await self._connection.get(WORKLOAD, entry.name, entry.namespace)
                 if body is None or body["metadata"]["uid"] != entry.uid:
@@ -170,14 +172,15 @@ class Order:
                 written = await self._connection.patch(
                     WORKLOAD, entry.name, entry.namespace, {"status": status}, version=version, subresource="status"
                 )
-            except ConflictError:
-                continue
+            except ConflictError as error:
+                if loop.time() < end:
+                    continue
+                _log.debug("workload %s/%s is not woken: %s", entry.namespace, entry.name, error)
             except BackendError as error:
                 _log.debug("workload %s/%s is not woken: %s", entry.namespace, entry.name, error)
-                return
-            self._view.absorb(WORKLOAD, written)
+            else:
+                self._view.absorb(WORKLOAD, written)
             return
-        _log.debug("workload %s/%s is not woken: it changed %d times", entry.namespace, entry.name, TOUCHES)
 
     async def _close(self, name: str, entries: Sequence[WorkloadEntry]) -> None:
         await self._view.workloads.until(lambda: not any(self._waits(each) for each in entries), ADMITTED_WITHIN)

@@ -36,7 +36,7 @@ RECOUNTED_ANNOTATION: Final = f"{BANK_PREFIX}/recounted"
 _log = logging.getLogger(__name__)
 
 _TRIES: Final = 5
-"""How often a queue that Kueue keeps writing to is read anew: to keep its order, and to set its quota."""
+"""How often it is tried to open the order of a queue that Kueue keeps writing to, and then to set its quota."""
 
 
 class Cohorts:
