@@ -285,10 +285,10 @@ class Outcome(NamedTuple):
     """Served by a Reclaim of their lender that ran already, for an earlier demand; when it heard is not known."""
 
     unheard: int
-    """Kueue has said nothing about their Workloads, or has made none, by the end of the step."""
+    """Kueue has said nothing about their Workloads, or has made none, by the end; those that were refused included."""
 
     forgotten: int
-    """Kueue has said that they lack quota, and there is no Reclaim."""
+    """Kueue has said something of them, and there is no Reclaim."""
 
 
 def outcome(sent: Sent, sight: Sight, books: Ledgered, reclaims: Mapping[str, Sequence[Span]]) -> Outcome:

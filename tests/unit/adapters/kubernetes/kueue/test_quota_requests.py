@@ -33,6 +33,9 @@ class Counted(PaperCluster):
         super().__init__(world)
         self.read: list[str] = []
         self.written: list[str] = []
+        self.meddled = 0
+        """How many of the next writes somebody else comes before."""
+
         self._put(COHORT, {"metadata": {"name": cohort_name(POOL), "annotations": {}}, "spec": {}, "status": {}})
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
@@ -44,6 +47,9 @@ class Counted(PaperCluster):
         self, kind: Kind, name: str, namespace: str | None, change: Object, *, version: str = "", subresource: str = ""
     ) -> Object:
         self.written.append(name)
+        if self.meddled:
+            self.meddled -= 1
+            self.behind(kind, name)
         return await super().patch(kind, name, namespace, change, version=version, subresource=subresource)
 
     def behind(self, kind: Kind, name: str, **metadata_and_spec: dict[str, Any]) -> None:
@@ -101,6 +107,25 @@ async def test_a_queue_that_has_changed_unseen_is_read_and_written(cluster: Coun
     await lower(backend)
     assert cluster.read.count(QUEUE) == 1
     assert (cluster.nominal(GROUP, Side.OWN), cluster.stamp(QUEUE)) == (0, REVISION)
+
+
+async def test_a_queue_that_others_keep_writing_to_is_read_anew_each_time(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    cluster.meddled = 4
+    await lower(backend)
+    assert (cluster.read.count(QUEUE), cluster.written) == (4, [QUEUE] * 5)
+    assert (cluster.nominal(GROUP, Side.OWN), cluster.stamp(QUEUE)) == (0, REVISION)
+
+
+async def test_whoever_always_comes_too_late_says_so_and_has_written_nothing(
+    cluster: Counted, backend: KueueBackend
+) -> None:
+    before = cluster.nominal(GROUP, Side.OWN)
+    cluster.meddled = 5
+    with pytest.raises(ConflictError):
+        await lower(backend)
+    assert (cluster.nominal(GROUP, Side.OWN), len(cluster.written)) == (before, 5)
 
 
 async def test_a_queue_that_the_fail_safe_took_unseen_is_left_alone(cluster: Counted, backend: KueueBackend) -> None:
