@@ -12,6 +12,7 @@ two together.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
 from gpubank.domain.base import BORROW_SUFFIX, GROUP
@@ -304,7 +305,28 @@ def policy(
 
 def bound(*policies: Manifest) -> list[Manifest]:
     """Put each policy before its binding."""
-    return [manifest for each in policies for manifest in (each, _binding(each))]
+    return [manifest for each in policies for part in _parts(each) for manifest in (part, _binding(part))]
+
+
+def _parts(policy: Manifest) -> list[Manifest]:
+    """Take a policy on queued work that needs parameters apart: what is new it may refuse unheard, changes it may not.
+
+    Kueue changes the Jobs in its queues itself. While an API server does not know the kind of the parameters, refusals
+    would add up to a back-off of minutes for each of them: seen on the lab, a job of which Kueue had admitted the
+    Workload did not start for as long as that was looked at, although the API server had been well for three minutes.
+    """
+    rules = policy["spec"]["matchConstraints"]["resourceRules"]
+    if "paramKind" not in policy["spec"] or "objectSelector" not in policy["spec"]["matchConstraints"]:
+        return [policy]
+    if any(rule["operations"] != ["CREATE", "UPDATE"] for rule in rules):
+        return [policy]
+    new, changed = deepcopy(policy), deepcopy(policy)
+    changed["metadata"]["name"] = policy["metadata"]["name"].replace(".", "-changed.", 1)
+    changed["spec"]["failurePolicy"] = "Ignore"
+    for part, operation in ((new, "CREATE"), (changed, "UPDATE")):
+        for rule in part["spec"]["matchConstraints"]["resourceRules"]:
+            rule["operations"] = [operation]
+    return [new, changed]
 
 
 def _binding(policy: Manifest) -> Manifest:

@@ -351,6 +351,7 @@ def lost(api: Api) -> Iterator[None]:
     finally:
         for manifest in policies:
             api.request("DELETE", api.path_of(manifest))
+        wait_until(lambda: not any("Nowhere" in (_posted(api, each) or "") for each in queued), 30, "their end")
 
 
 def _astray(manifest: Body) -> Body:
@@ -376,3 +377,16 @@ def _unqueued(body: Body) -> Body:
 @pytest.mark.parametrize("body", [a_job(labels={}), a_pod(), a_deployment()], ids=lambda body: str(body["kind"]))
 def test_policies_that_cannot_judge_keep_nothing_out_that_is_in_no_queue(post: Post, body: Body) -> None:
     assert post(_unqueued(body)) is None
+
+
+@pytest.fixture
+def queued_job(api: Api) -> Iterator[Body]:
+    """A job that was in a queue before the policies were lost."""
+    job = _of_nobody(a_job(labels={}))
+    job["metadata"] |= {"name": "queued", "namespace": NAMESPACE}
+    yield api.apply(job)
+    api.request("DELETE", api.path_of(job), params={"propagationPolicy": "Background"})
+
+
+def test_policies_that_cannot_judge_let_kueue_change_what_is_in_a_queue(api: Api, queued_job: Body, lost: None) -> None:
+    assert patched(api, queued_job, {"metadata": {"annotations": {"told": "by-kueue"}}}) is None
