@@ -138,7 +138,8 @@ async def _run(report: Report, at: World, cluster: PaperCluster, ledger: SqlLedg
     listeners, traffic = Listeners(), Traffic(cluster, at)
     traffic.begin({q.group: q.reserved for q in at.facts.queues if q.kind is Side.BORROW})
     terms = at.terms.model_copy(update={"resume_after": timedelta(0)})
-    async with Timed(cluster, cluster=CLUSTER) as backend:  # type: ignore[arg-type]
+    connection: Any = cluster
+    async with Timed(connection, cluster=CLUSTER) as backend:
         loop = PoolLoop(
             CLUSTER,
             POOL,

@@ -33,6 +33,13 @@ async def set_aside(world: KueueWorld, *names: str) -> None:
     await world.pause(1.3)
 
 
+async def others_come(world: KueueWorld) -> None:
+    """Submit jobs that would fit, one after the other, while a quota is raised for somebody before them."""
+    for number in range(5):
+        await world.submit_job(JobRequest("ads", f"later-{number}"))
+        await asyncio.sleep(0.05)
+
+
 async def relaxed(world: KueueWorld) -> None:
     for _ in range(100):
         body = await world.connection.get(CLUSTER_QUEUE, own_queue("ads", world.pool))
@@ -66,11 +73,6 @@ async def test_two_writers_of_one_raise_keep_the_order_together(world: KueueWorl
     await world.submit_job(JobRequest("ads", "gang", pods=2))
     await set_aside(world, "gang")
 
-    async def later() -> None:
-        for number in range(5):
-            await world.submit_job(JobRequest("ads", f"later-{number}"))
-            await asyncio.sleep(0.05)
-
     async with Connection.open(lab.kubeconfig) as connection, KueueBackend(connection, cluster="lab") as other:
         await other.observe(world.pool)
 
@@ -78,7 +80,7 @@ async def test_two_writers_of_one_raise_keep_the_order_together(world: KueueWorl
             await asyncio.sleep(delay)
             await other.write_quota(world.pool, "ads", Side.OWN, nominal=16, revision=1)
 
-        await asyncio.gather(quota(world, 16, 1), second(), later())
+        await asyncio.gather(quota(world, 16, 1), second(), others_come(world))
         facts = await world.wait_until(lambda facts: the(facts, "gang").placed)
         assert not any(each.reserved for each in facts.workloads if each.key.job != "Job/gang")
         await relaxed(world)
@@ -103,14 +105,9 @@ async def test_who_is_written_to_by_others_while_it_is_woken_still_comes_in_firs
     await world.submit_job(JobRequest("ads", "gang", pods=2))
     await set_aside(world, "gang")
 
-    async def later() -> None:
-        for number in range(5):
-            await world.submit_job(JobRequest("ads", f"later-{number}"))
-            await asyncio.sleep(0.05)
-
     async with _Crossed.open(lab.kubeconfig) as connection, KueueBackend(connection, cluster="lab") as writer:
         await writer.observe(world.pool)
-        await asyncio.gather(writer.write_quota(world.pool, "ads", Side.OWN, nominal=16, revision=1), later())
+        await asyncio.gather(writer.write_quota(world.pool, "ads", Side.OWN, nominal=16, revision=1), others_come(world))
         facts = await world.wait_until(lambda facts: the(facts, "gang").reserved)
         assert not any(each.reserved for each in facts.workloads if each.key.job != "Job/gang")
         assert connection.crossings == 2

@@ -172,11 +172,9 @@ class Order:
                 written = await self._connection.patch(
                     WORKLOAD, entry.name, entry.namespace, {"status": status}, version=version, subresource="status"
                 )
-            except ConflictError as error:
-                if loop.time() < end:
+            except (ConflictError, BackendError) as error:
+                if isinstance(error, ConflictError) and loop.time() < end:
                     continue
-                _log.debug("workload %s/%s is not woken: %s", entry.namespace, entry.name, error)
-            except BackendError as error:
                 _log.debug("workload %s/%s is not woken: %s", entry.namespace, entry.name, error)
             else:
                 self._view.absorb(WORKLOAD, written)
