@@ -107,7 +107,8 @@ async def test_who_is_written_to_by_others_while_it_is_woken_still_comes_in_firs
 
     async with _Crossed.open(lab.kubeconfig) as connection, KueueBackend(connection, cluster="lab") as writer:
         await writer.observe(world.pool)
-        await asyncio.gather(writer.write_quota(world.pool, "ads", Side.OWN, nominal=16, revision=1), others_come(world))
+        raised = writer.write_quota(world.pool, "ads", Side.OWN, nominal=16, revision=1)
+        await asyncio.gather(raised, others_come(world))
         facts = await world.wait_until(lambda facts: the(facts, "gang").reserved)
         assert not any(each.reserved for each in facts.workloads if each.key.job != "Job/gang")
         assert connection.crossings == 2
