@@ -16,6 +16,7 @@ from gpubank.domain.facts import PoolFacts
 from gpubank.lab import Lab
 from tests.contract.kueue_world import KueueWorld, kueue_world
 from tests.contract.world import JobRequest, job_of, layout, the
+from tests.support.waiting import AFTER_AN_OUTAGE
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ async def test_the_job_of_a_workload_that_is_gone_is_still_told(world: KueueWorl
 
 
 async def _seen(backend: KueueBackend, pool: str, jobs: int) -> PoolFacts:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(AFTER_AN_OUTAGE):
         while True:
             facts = await backend.observe(pool)
             if len(facts.workloads) == jobs:
@@ -103,7 +104,7 @@ async def _seen(backend: KueueBackend, pool: str, jobs: int) -> PoolFacts:
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_the_caches_outlive_the_api_server_without_listing_again() -> None:
     """An API server that was away for a moment still serves the versions in between."""
     lab = Lab(f"outage-{uuid.uuid4().hex[:8]}", nodes=0)

@@ -10,7 +10,7 @@ from gpubank.lab.access import Manifest, namespace
 from gpubank.lab.names import POOL_LABEL, REAL_NODE, REAL_POOL
 from tests.lab.objects import KUEUE
 from tests.support.realnode import PREFIX, SHOW, RealNode, visible
-from tests.support.waiting import until
+from tests.support.waiting import AFTER_AN_OUTAGE, until
 
 H100 = "h100-80gb"
 
@@ -54,14 +54,19 @@ def phases(node: RealNode, team: str, job: str) -> list[str]:
     return [each["status"].get("phase", "") for each in pods(node, team, job)]
 
 
+@pytest.mark.timeout(240)
 def test_a_job_comes_through_its_queue_onto_exactly_the_gpus_that_it_asked_for(node: RealNode, team: str) -> None:
     gpus = [node.facts.gpu(f"GPU-{index:08d}-0000-4000-8000-000000000000") for index in range(4)]
     node.facts.gpu("GPU-other-class", "NVIDIA L40S")
     node.start_plugin()
     node.sees({H100: 4, "l40s-48gb": 1})
     submit(node, team, "holds", podspec.idle_pod(resources={PREFIX + H100: 1}))
+    # A test before this one may have taken the API server away.
     until(
-        lambda: phases(node, team, "holds") == ["Running"], "the first job", say=lambda: str(pods(node, team, "holds"))
+        lambda: phases(node, team, "holds") == ["Running"],
+        "the first job",
+        AFTER_AN_OUTAGE,
+        say=lambda: str((jobs(node, team), workloads(node, team), pods(node, team, "holds"))),
     )
     # Three GPUs are free on the node, one in the quota: it waits for the quota, not for the node.
     submit(node, team, "shows", podspec.python_pod(["-c", SHOW], resources={PREFIX + H100: 2}))
@@ -75,8 +80,18 @@ def test_a_job_comes_through_its_queue_onto_exactly_the_gpus_that_it_asked_for(n
     assert (len(given), set(given) <= set(gpus)) == (2, True)
 
 
+def jobs(node: RealNode, team: str) -> list[Manifest]:
+    found: list[Manifest] = node.api.request("GET", f"/apis/batch/v1/namespaces/{team}/jobs")["items"]
+    return found
+
+
+def workloads(node: RealNode, team: str) -> list[Manifest]:
+    found: list[Manifest] = node.api.request("GET", f"/apis/{KUEUE}/namespaces/{team}/workloads")["items"]
+    return found
+
+
 def pending(node: RealNode, team: str, job: str) -> bool:
-    found = node.api.request("GET", f"/apis/{KUEUE}/namespaces/{team}/workloads")["items"]
-    mine = [each for each in found if any(o["name"] == job for o in each["metadata"].get("ownerReferences", ()))]
+    owners = ((each, each["metadata"].get("ownerReferences", ())) for each in workloads(node, team))
+    mine = [each for each, owned in owners if any(owner["name"] == job for owner in owned)]
     conditions = mine[0].get("status", {}).get("conditions", ()) if mine else ()
     return any(each["type"] == "QuotaReserved" and each["status"] == "False" for each in conditions)

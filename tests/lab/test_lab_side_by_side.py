@@ -10,6 +10,7 @@ import pytest
 from gpubank.lab import Lab
 from gpubank.lab.errors import LabError, StateError
 from tests.lab.objects import Tenant, until
+from tests.support.waiting import AFTER_AN_OUTAGE
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,7 @@ def test_a_lab_trusts_no_server_of_another(lab: Lab, second: Lab) -> None:
                 http.get(f"https://{theirs.url('kube-apiserver')}/readyz")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("component", ["kueue", "kube-apiserver", "etcd"])
 def test_a_job_is_admitted_after_a_server_crashed_and_came_back(second: Lab, component: str) -> None:
     second.kill(component)
@@ -45,7 +47,7 @@ def test_a_job_is_admitted_after_a_server_crashed_and_came_back(second: Lab, com
     with second.api() as api:
         tenant = Tenant(api, own=8)
         tenant.submit("train", "own", complete_after="0s")
-        until(lambda: tenant.admitted("train"), f"admission after {component} came back", 60)
+        until(lambda: tenant.admitted("train"), f"admission after {component} came back", AFTER_AN_OUTAGE)
         tenant.leave()
 
 
