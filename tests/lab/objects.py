@@ -1,12 +1,12 @@
 """Manifests and small waits that the lab's tests share. Every test works in a namespace of its own."""
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpubank.lab.access import Api, Manifest
+from tests.support.waiting import AFTER_AN_OUTAGE, until
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 GPU = "nvidia.com/gpu"
@@ -60,7 +60,7 @@ class Tenant:
             active = [each for each in status.get("conditions", ()) if each["type"] == "Active"]
             return bool(active) and active[0].get("observedGeneration", 0) >= generation
 
-        until(acknowledged, f"the acknowledgement of {gpus} GPUs for {name}")
+        until(acknowledged, f"the acknowledgement of {gpus} GPUs for {name}", AFTER_AN_OUTAGE)
 
     def submit(self, job: str, queue: str, pods: int = 1, gpus: int = 8, **pod: Any) -> None:
         """Create a Job of `pods` pods with `gpus` each; `pod` holds annotations, grace and policy of the pods."""
@@ -111,7 +111,7 @@ class Tenant:
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         # The namespace's default service account comes a moment after it, and pods need it.
         account = f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
-        until(lambda: bool(self.api.request("GET", account)["items"]), "the default service account")
+        until(lambda: bool(self.api.request("GET", account)["items"]), "the default service account", AFTER_AN_OUTAGE)
         self.api.request("POST", f"/api/v1/namespaces/{self.namespace}/pods", json=body)
 
     def pod(self, name: str) -> Manifest:
@@ -140,14 +140,6 @@ def pod_template(
     container = {"name": "main", "image": "none", "resources": {"requests": need, "limits": need}}
     spec = {"restartPolicy": policy, "terminationGracePeriodSeconds": grace, "containers": [container]}
     return {"metadata": {"annotations": noted}, "spec": spec}
-
-
-def until(check: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    """Wait for `check`; fail, saying `what` was waited for, after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
-        time.sleep(0.02)
 
 
 Tenants = Callable[..., Tenant]

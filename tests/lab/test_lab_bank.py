@@ -7,7 +7,7 @@ import yaml
 
 from gpubank.lab import StartError, StateError
 from gpubank.lab.bank import BankProcess
-from tests.lab.objects import until
+from tests.support.waiting import until
 
 
 def process(folder: Path, name: str = "worker") -> BankProcess:

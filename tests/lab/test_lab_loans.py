@@ -1,7 +1,8 @@
 """What the bank's design stands on, on real Kueue: a loan moves nominal quota, and only the bank ever stops a job."""
 
 from gpubank.lab.access import Api
-from tests.lab.objects import Tenants, until
+from tests.lab.objects import Tenants
+from tests.support.waiting import until
 
 
 def test_a_loan_is_lent_recalled_and_resumed(api: Api, tenant: Tenants) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpubank.simulation.processes import KILLED, LocalProcess, ProcessId, free_port
-from tests.lab.objects import until
+from tests.support.waiting import until
 
 
 def start(tmp_path: Path, *argv: str) -> LocalProcess:

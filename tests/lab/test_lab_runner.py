@@ -11,7 +11,8 @@ import pytest
 from gpubank.lab import Lab
 from gpubank.lab.names import ENDPOINT, FINALIZER
 from gpubank.simulation.processes import ProcessId
-from tests.lab.objects import Tenants, until
+from tests.lab.objects import Tenants
+from tests.support.waiting import until
 
 # Serves its uid on the port it was given; says when SIGTERM comes and ends when the test lets it.
 SERVER = """

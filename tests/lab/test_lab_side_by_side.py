@@ -9,8 +9,8 @@ import pytest
 
 from gpubank.lab import Lab
 from gpubank.lab.errors import LabError, StateError
-from tests.lab.objects import Tenant, until
-from tests.support.waiting import AFTER_AN_OUTAGE
+from tests.lab.objects import Tenant
+from tests.support.waiting import AFTER_AN_OUTAGE, until
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from gpubank.lab import Lab, LabError
 from gpubank.lab.access import Api, namespace
 from gpubank.lab.bank import install
-from tests.lab.objects import until
 from tests.support import kustomize
+from tests.support.waiting import until
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 STRICT: Final = {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": "test", "force": "true"}

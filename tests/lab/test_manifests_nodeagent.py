@@ -10,8 +10,8 @@ import pytest
 from gpubank.lab import Lab, LabError
 from gpubank.lab.access import Api
 from gpubank.lab.bank import SYSTEM_NAMESPACE, install
-from tests.lab.objects import until
 from tests.support import kustomize
+from tests.support.waiting import until
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 NODEAGENT: Final = MANIFESTS / "nodeagent"
