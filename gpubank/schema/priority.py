@@ -23,6 +23,18 @@ from gpubank.schema.admission import (
 
 _QUEUED: Final = f"'{QUEUE_LABEL}' in {or_empty('object.metadata.labels')}"
 
+# Pods of a Job, ReplicaSet or StatefulSet, which was judged itself. An owner alone says nothing: anybody may write one
+# into a pod of theirs.
+_OWNED: Final = (
+    "has(object.metadata.ownerReferences)"
+    " && object.metadata.ownerReferences.exists(owner, has(owner.controller) && owner.controller)"
+)
+_OF_KUBERNETES: Final = (
+    "(request.userInfo.username == 'system:kube-controller-manager'"
+    " || request.userInfo.username.startsWith('system:serviceaccount:kube-system:'))"
+)
+"""Who a controller of Kubernetes is to its API server: with an account for each, or as one process."""
+
 
 def _label(holder: str, name: str) -> str:
     labels = or_empty(f"{holder}.metadata.labels")
@@ -61,9 +73,8 @@ def _judge(name: str, resources: Resources, named: Callable[[str], str] | None) 
     queue, before = _label("object", QUEUE_LABEL), _label("oldObject", QUEUE_LABEL)
     anew = f"request.operation == 'CREATE' || {queue} != {before} || {of('object')} != {of('oldObject')}"
     conditions = {"in-a-queue": _QUEUED, "not-being-deleted": NOT_DELETING, "queued-anew": anew}
-    if is_pod:  # whose owner was judged
-        owned = "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(owner,"
-        conditions["owned-by-nobody"] = f"!({owned} has(owner.controller) && owner.controller))"
+    if is_pod:
+        conditions["made-by-no-controller-of-kubernetes"] = f"!({_OWNED} && {_OF_KUBERNETES})"
     limits = "params.spec.limits.allowedPriorityClasses"
     return policy(
         name,

@@ -11,17 +11,16 @@ from gpubank.domain import contract
 from gpubank.domain.contract import WorkloadContract
 from gpubank.lab import Lab, LabError
 from gpubank.lab.access import Api, namespace, wait_until
-from gpubank.schema import KINDS, Scope, admission_policies, crds, priority_policies
+from gpubank.schema import KINDS, admission_policies, crds, priority_policies
+from tests.contract.judged import Body, only_in, path_in, posted, warnings_of
 from tests.data.bad_examples import BAD, Bad, By
 from tests.data.good_examples import GOOD, PUBLISHED
 
 NAMESPACE = "api-server-test"
-API = "/apis/platform.aik8s.run/v1alpha1"
 HTTP = contract.CHECKPOINT_TRANSPORT_ANNOTATION
 STORAGE = contract.CHECKPOINT_STORAGE_ANNOTATION
 ENDPOINT = contract.CHECKPOINT_ENDPOINT_ANNOTATION
 RETRYABLE = {contract.RETRYABLE_LABEL: "true"}
-Body = dict[str, Any]
 Post = Callable[[Body], str | None]
 
 
@@ -40,17 +39,13 @@ def api(lab: Lab) -> Iterator[Api]:
                 client.request("DELETE", client.path_of(manifest))
 
 
-def a_pool(name: str, **limits: str) -> Body:
+def a_pool(name: str, **limits: Any) -> Body:
     limits = {"maxTermination": "60s", **limits}
     return {**GOOD["GPUPool"], "metadata": {"name": name}, "spec": {"capacity": 8, "limits": limits}}
 
 
 def _only_here(manifest: Body) -> Body:
-    """Bind a policy to this test's namespace alone: the lab is everybody's."""
-    if not manifest["kind"].endswith("Binding"):
-        return manifest
-    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}}
-    return {**manifest, "spec": {**manifest["spec"], "matchResources": here}}
+    return only_in(NAMESPACE, manifest)
 
 
 def _await_policies(api: Api) -> None:
@@ -67,22 +62,7 @@ def _await_policies(api: Api) -> None:
 
 
 def _posted(api: Api, body: Body) -> str | None:
-    """Create the object in a dry run; return what the server says against it, or None."""
-    kind = KINDS.get(body["kind"])
-    where = {"Job": "/apis/batch/v1", "Deployment": "/apis/apps/v1", "Pod": "/api/v1"}.get(body["kind"], API)
-    plural = kind.plural if kind else f"{body['kind'].lower()}s"
-    scope = "" if kind and kind.scope is Scope.CLUSTER else f"/namespaces/{NAMESPACE}"
-    try:
-        api.request(
-            "POST",
-            f"{where}{scope}/{plural}",
-            params={"dryRun": "All", "fieldValidation": "Strict"},
-            content=json.dumps(body),
-            headers={"content-type": "application/json"},
-        )
-    except LabError as error:
-        return str(error)
-    return None
+    return posted(api, NAMESPACE, body)
 
 
 @pytest.fixture
@@ -125,8 +105,7 @@ def test_a_bad_example_is_refused_where_a_schema_can_say_so(post: Post, bad: Bad
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_the_defaults_of_the_server_are_those_of_the_model(api: Api, kind: Any) -> None:
     body = deepcopy(GOOD[kind.name])
-    path = f"{API}{'' if kind.scope is Scope.CLUSTER else f'/namespaces/{NAMESPACE}'}/{kind.plural}"
-    stored = api.request("POST", path, params={"dryRun": "All"}, json=body)
+    stored = api.request("POST", path_in(NAMESPACE, kind.name), params={"dryRun": "All"}, json=body)
     assert kind.model.from_wire(stored).spec == kind.model.from_wire(body).spec
     assert kind.model.from_wire(body).to_wire()["spec"].keys() >= stored["spec"].keys()
 
@@ -315,16 +294,7 @@ def test_a_limit_that_was_lowered_later_holds_nobody_up(api: Api, stored_job: Bo
 
 
 def test_the_servers_type_checker_finds_nothing_in_the_policies(api: Api) -> None:
-    for policy in admission_policies():
-        if policy["kind"].endswith("Binding") or "other-kinds" in policy["metadata"]["name"]:
-            continue  # the other kinds' CRDs are not here to check against
-
-        def checked(path: str = api.path_of(policy)) -> bool:
-            return "typeChecking" in api.request("GET", path).get("status", {})
-
-        wait_until(checked, 30, f"type check of {policy['metadata']['name']}")
-        found = api.request("GET", api.path_of(policy))["status"]["typeChecking"].get("expressionWarnings", [])
-        assert found == []
+    assert warnings_of(api, admission_policies()) == []
 
 
 def test_nothing_else_borrows(post: Post) -> None:

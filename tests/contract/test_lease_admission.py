@@ -1,8 +1,7 @@
-"""The real API server on leases and priorities: who may approve, what is signed, and which classes a pool takes."""
+"""The real API server on leases: who may approve, and what is signed."""
 
 import json
 from collections.abc import Iterator
-from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,15 +12,15 @@ from gpubank.cli.cluster import KubernetesCluster
 from gpubank.cli.identity import Identity, identity_of
 from gpubank.cli.leasebook import approved, revoked
 from gpubank.cli.leases import Decide
-from gpubank.domain import contract
 from gpubank.domain.base import API_VERSION
 from gpubank.domain.errors import PolicyError
 from gpubank.domain.lease import CapacityLease
 from gpubank.lab import Lab, LabError
 from gpubank.lab.access import ADMIN, Api, namespace, wait_until
-from gpubank.schema import crds, lease_policies, priority_policies
+from gpubank.schema import crds, lease_policies
 from gpubank.schema.leases import APPROVE, APPROVER_ROLE
-from tests.contract.test_api_server import a_deployment, a_job, a_pod, a_pool
+from tests.contract.judged import Body, warnings_of
+from tests.contract.test_api_server import a_pool
 
 NAMESPACE = "lease-test"
 LEASES = f"/apis/platform.aik8s.run/v1alpha1/namespaces/{NAMESPACE}/capacityleases"
@@ -29,7 +28,6 @@ PIA, MIA, UMA, EVE = "pia@platform", "mia@search", "uma@search", "eve@elsewhere"
 """Of the platform; owner and member of the group, and given the approver's role by mistake; nobody's."""
 
 NOW = datetime(2026, 11, 2, 9, tzinfo=UTC)
-Body = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +43,13 @@ def api(lab: Lab) -> Iterator[Api]:
             "subjects": [{"kind": "Group", "name": "search-people"}],
         },
     }
-    pools = [a_pool("listed", allowedPriorityClasses=["high", "low"]), a_pool("open")]  # type: ignore[arg-type]
-    everything = [*pools, group, *people(), *lease_policies(), *map(only_here, priority_policies())]
+    everything = [a_pool("listed"), group, *people(), *lease_policies()]
     with lab.api() as client:
         client.apply_all([namespace(NAMESPACE), *crds(), *everything])
         try:
             client.apply(a_lease("probe"))
             wait_until(lambda: "may not approve" in str(said(client, "probe", EVE)), 30, "the lease policies in force")
             wait_until(lambda: "of business group" in str(said(client, "probe", MIA)), 30, "four eyes in force")
-            probes = (job("urgent"), a_deployment_of("urgent"), pod("urgent"))
-            wait_until(lambda: all(posted(client, probe) for probe in probes), 30, "the priority policies in force")
             yield client
         finally:
             for manifest in everything:
@@ -91,17 +86,6 @@ def people() -> list[Body]:
         bind("lease-test-approvers", APPROVER_ROLE, PIA, MIA, UMA),
         bind("lease-test-writers", "lease-test-writer", MIA, EVE),
     ]
-
-
-def only_here(manifest: Body) -> Body:
-    """Bind a policy to this test's namespace alone: the lab is everybody's."""
-    if not manifest["kind"].endswith("Binding"):
-        return manifest
-    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}}
-    return {**manifest, "spec": {**manifest["spec"], "matchResources": here}}
-
-
-# ---- leases
 
 
 def a_lease(name: str) -> Body:
@@ -297,79 +281,5 @@ async def test_what_the_command_line_writes_is_taken_and_a_forged_signature_is_a
         assert not CapacityLease.from_wire(api.request("GET", f"{LEASES}/{lease}")).approved
 
 
-# ---- priority classes
-
-
-def posted(api: Api, body: Body) -> str | None:
-    where = {"Job": "/apis/batch/v1", "Deployment": "/apis/apps/v1", "Pod": "/api/v1"}[body["kind"]]
-    path = f"{where}/namespaces/{NAMESPACE}/{body['kind'].lower()}s"
-    try:
-        api.request("POST", path, params={"dryRun": "All"}, json=body)
-    except LabError as error:
-        return str(error)
-    return None
-
-
-def job(priority: str, *, pool: str = "listed", side: str = "", of_template: bool = False) -> Body:
-    labels = {contract.RETRYABLE_LABEL: "true"} | ({} if of_template or not priority else named(priority))
-    body = a_job(labels=labels, pool=pool, side=side)
-    if of_template:
-        body["spec"]["template"]["spec"]["priorityClassName"] = priority
-    return body
-
-
-def named(priority: str) -> dict[str, str]:
-    return {contract.PRIORITY_CLASS_LABEL: priority}
-
-
-def a_deployment_of(priority: str) -> Body:
-    body = deepcopy(a_deployment(side=""))
-    body["metadata"]["labels"] = {contract.QUEUE_LABEL: "listed", **named(priority)}
-    return body
-
-
-def pod(priority: str) -> Body:
-    body = deepcopy(a_pod())
-    body["metadata"]["labels"] = {contract.QUEUE_LABEL: "listed", **named(priority)}
-    return body
-
-
-REFUSAL = "priority class urgent is none that pool listed allows (high, low); name one of them, or none"
-
-
-@pytest.mark.parametrize("side", ["", "-borrow"])
-def test_work_names_only_classes_that_its_pool_allows(api: Api, side: str) -> None:
-    assert REFUSAL in str(posted(api, job("urgent", side=side)))
-    assert REFUSAL in str(posted(api, job("urgent", side=side, of_template=True)))
-    for fine in ("high", "low", ""):
-        assert REFUSAL not in str(posted(api, job(fine, side=side)))
-
-
-def test_services_and_bare_pods_are_judged_too(api: Api) -> None:
-    assert REFUSAL in str(posted(api, a_deployment_of("urgent")))
-    assert REFUSAL in str(posted(api, pod("urgent")))
-    assert REFUSAL not in str(posted(api, a_deployment_of("low")))
-
-
-def test_a_pool_that_lists_none_allows_any(api: Api) -> None:
-    assert "is none that pool" not in str(posted(api, job("urgent", pool="open")))
-
-
-def test_the_label_that_kueue_reads_first_decides(api: Api) -> None:
-    body = job("high")
-    body["spec"]["template"]["spec"]["priorityClassName"] = "urgent"
-    assert REFUSAL not in str(posted(api, body))
-
-
-@pytest.mark.parametrize("policies", [lease_policies, priority_policies], ids=["leases", "priorities"])
-def test_the_servers_type_checker_finds_nothing_in_the_policies(api: Api, policies: Any) -> None:
-    for policy in policies():
-        if policy["kind"] != "ValidatingAdmissionPolicy" or "other-kinds" in policy["metadata"]["name"]:
-            continue  # the other kinds' CRDs are not here to check against
-
-        def checked(path: str = api.path_of(policy)) -> bool:
-            return "typeChecking" in api.request("GET", path).get("status", {})
-
-        wait_until(checked, 30, f"type check of {policy['metadata']['name']}")
-        found = api.request("GET", api.path_of(policy))["status"]["typeChecking"].get("expressionWarnings", [])
-        assert found == []
+def test_the_servers_type_checker_finds_nothing_in_the_policies(api: Api) -> None:
+    assert warnings_of(api, lease_policies()) == []
