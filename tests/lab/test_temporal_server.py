@@ -1,6 +1,7 @@
 """The Temporal server on PostgreSQL: set up as it should be, wordy where it fails, and a home for the bank's workflows.
 
-What it serves is tested where it is built already: `gpubank lab build --with temporal` takes minutes.
+What it serves is tested where it is built already, as `make test` does first: `gpubank lab build --with temporal` takes
+minutes, which no test's time-out should count.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from gpubank.lab.postgres import Postgres
 from gpubank.lab.temporal import DYNAMIC, PORTS, PROGRAM, SQL_TOOL, VERSION, TemporalServer
 from gpubank.settings import TemporalSettings
 from tests.fakes.bank import fake_bank
+from tests.plugins.lab import missing
 
 NOWHERE = "postgresql://gpubank:s3cret@127.0.0.1:1/gpubank"
 
@@ -122,7 +124,7 @@ def test_a_server_that_dies_at_start_shows_the_end_of_its_log(
 @pytest.fixture
 def built() -> None:
     if not all(cached(program) for program in (PROGRAM, SQL_TOOL)):
-        pytest.skip("the Temporal server is not built; run `gpubank lab build --with temporal`")
+        missing("the Temporal server is not built; run `gpubank lab build --with temporal`")
 
 
 @pytest.fixture
