@@ -12,14 +12,15 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
-cores=$(getconf _NPROCESSORS_ONLN)
-# Half as many processes again as cores: tests of workflows and processes wait a third of their time.
-parallel=(-n "${GPUBANK_TEST_WORKERS:-$(((cores * 3 + 1) / 2))}" --dist worksteal)
+# Half as many processes again as cores, six at most: tests of workflows and processes wait a third of their time.
+cores=$(nproc 2> /dev/null || echo 2)
+parallel=(-n "${GPUBANK_TEST_WORKERS:-$(((cores > 4 ? 4 : cores) * 3 / 2))}" --dist worksteal)
 # The lab's servers and their compiler collect garbage less often where there is memory (an API server then takes up to
 # 2 GiB, and there are four): the lab's tests took 720 s instead of 827.
-if [ "$(awk '/^MemTotal/ {print int($2 / 1048576)}' /proc/meminfo 2> /dev/null || echo 0)" -ge 20 ]; then
-  export GOGC="${GOGC:-400}"
-fi
+limit=$(cat /sys/fs/cgroup/memory.max 2> /dev/null || true)
+gibibytes='/^MemTotal/ {have = $2 * 1024; print int((limit + 0 > 0 && limit + 0 < have ? limit : have) / 2 ^ 30)}'
+memory=$(awk -v limit="$limit" "$gibibytes" /proc/meminfo 2> /dev/null || echo 0)
+if [ "$memory" -ge 20 ]; then export GOGC="${GOGC:-400}"; fi
 pytest "${parallel[@]}" -m "core" --cov --cov-report=term-missing:skip-covered
 # The servers before the tests, so that their progress is seen; where they cannot be built the tests say so themselves.
 servers=(--with temporal --with prometheus)

