@@ -4,12 +4,14 @@ Every signal is a signal-with-start, for its receiver may not run; ids make it o
 lender. Errors come back in the bank's own words, never as Temporal's.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from typing import Final
 
 from temporalio.api.enums.v1 import IndexedValueType
-from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client, TLSConfig, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.runtime import Runtime
@@ -47,6 +49,17 @@ from workflows import attributes
 from workflows.details import loan_summary, reclaim_summary
 from workflows.loan import LoanWorkflow
 from workflows.reclaim import ReclaimWorkflow
+
+log = logging.getLogger(__name__)
+
+REFUSED: Final = frozenset({RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED})
+"""How a server says that a call is not for this caller, or for none, as a managed one does of adding attributes."""
+
+ATTRIBUTES: Final = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL}
+"""Search attributes that a namespace must know, with their types."""
+
+ADMIN_ADDS: Final = "have the namespace's admin add them"
+ADMIN_REPLACES: Final = "have the namespace's admin remove them and add them anew"
 
 
 class LoanRow(Message):
@@ -108,17 +121,45 @@ class BankClient(Incidents):
         return cls(temporal)
 
     async def register_search_attributes(self) -> None:
-        """Make the namespace know every search attribute of the bank; what it knows already stays."""
-        request = AddSearchAttributesRequest(
-            namespace=self.temporal.namespace,
-            search_attributes={key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL},
-        )
+        """Make the namespace know every search attribute of the bank; what it knows already stays.
+
+        Where they may not be added, its admin has to: `BackendError` names those that are missing. Where they
+        may not be listed either, a warning names all, for nothing tells whether one is missing.
+        """
+        request = AddSearchAttributesRequest(namespace=self.temporal.namespace, search_attributes=ATTRIBUTES)
         with in_words("search attributes"):
             try:
                 await self.temporal.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
             except RPCError as error:
-                if error.status is not RPCStatusCode.ALREADY_EXISTS:
+                if error.status in REFUSED:
+                    await self._check_search_attributes(error)
+                elif error.status is not RPCStatusCode.ALREADY_EXISTS:
                     raise
+
+    async def _check_search_attributes(self, refusal: RPCError) -> None:
+        namespace = self.temporal.namespace
+        request = ListSearchAttributesRequest(namespace=namespace)
+        try:
+            answer = await self.temporal.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)
+        except RPCError as error:
+            if error.status not in REFUSED:
+                raise
+            log.warning(
+                "search attributes of namespace %r may be neither added nor listed (%s): workflows fail to start where"
+                " one is missing; see that its admin has added %s",
+                namespace,
+                error.message,
+                ", ".join(map(typed, ATTRIBUTES)),
+            )
+            return
+        missing, other = lacking(answer.custom_attributes)
+        facts = [f"are missing: {', '.join(missing)}; {ADMIN_ADDS}"] if missing else []
+        facts += [f"are of another type than {', '.join(other)}; {ADMIN_REPLACES}"] if other else []
+        if facts:
+            raise BackendError(
+                f"search attributes of namespace {namespace!r}, which this program may not add ({refusal.message}),"
+                f" {'; others '.join(facts)}"
+            ) from refusal
 
     async def stuck(self) -> int:
         """Count running workflows of the namespace whose tasks fail again and again, as the server has found."""
@@ -292,6 +333,18 @@ class BankClient(Incidents):
             )
             async for found in self._find("Reclaim", wanted, "reclaims", running_only=running_only, limit=limit)
         ]
+
+
+def lacking(known: Mapping[str, IndexedValueType.ValueType]) -> tuple[list[str], list[str]]:
+    """Return the bank's search attributes that a namespace does not know, and those that it knows of another type."""
+    missing = [typed(name) for name in ATTRIBUTES if name not in known]
+    other = [typed(name) for name, kind in ATTRIBUTES.items() if name in known and known[name] != kind]
+    return missing, other
+
+
+def typed(name: str) -> str:
+    """Return a search attribute with the type that it must have, as Temporal's command line calls it."""
+    return f"{name} ({attributes.KINDS[name]})"
 
 
 def _news(signal: LoanSignal) -> tuple[str, Message]:

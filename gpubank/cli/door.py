@@ -1,8 +1,10 @@
 """The way from a command to the bank: a Unix socket in embedded mode, kubeconfig and database in cluster mode.
 
 Door ──▶ cluster      objects, and what the scheduler sees
-     ──▶ ledger       the books
+     ──▶ ledger       the books, opened only when they are read
      ──▶ processes()  Temporal, connected only when it is asked for
+
+A command that needs neither, such as `freeze`, works whatever of them is down.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,12 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpubank.cli.context import NotFoundError
 
 if TYPE_CHECKING:
+    from gpubank.adapters.ledger import SqlLedger
     from gpubank.client import IncidentRow, LoanRow, ReclaimRow
     from gpubank.decide.agreement import Agreement
+    from gpubank.domain.books import Books
     from gpubank.domain.facts import PoolFacts
     from gpubank.domain.incident import IncidentState, IncidentWord
+    from gpubank.domain.ledger import AuditEvent
+    from gpubank.domain.loan import Line
     from gpubank.domain.recall import Decision, Extension, LoanState, ReclaimState
-    from gpubank.ports import LedgerStore
     from gpubank.settings import Settings
 
 
@@ -63,6 +68,34 @@ class Cluster(Protocol):
 
     async def whoami(self) -> str | None:
         """Return the name that the API server knows the caller by; None where nobody can confirm one."""
+        ...
+
+
+class Ledger(Protocol):
+    """What commands need of the books, which they only read."""
+
+    async def books(self, cluster: str, pool: str) -> "Books":
+        """Return the open books of a pool; empty books where it has none."""
+        ...
+
+    async def pools(self) -> "Sequence[tuple[str, str]]":
+        """Every (cluster, pool) that has books."""
+        ...
+
+    async def lines(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        workload_uid: str | None = None,
+        open_only: bool = False,
+        limit: int = 1000,
+    ) -> "Sequence[Line]":
+        """Lines, newest first, ended ones included."""
+        ...
+
+    async def audit(self, *, subject: str | None = None, limit: int = 1000) -> "Sequence[AuditEvent]":
+        """Audit events, newest first."""
         ...
 
 
@@ -150,11 +183,67 @@ class Processes(Protocol):
         ...
 
 
+class LazyLedger:
+    """`Ledger` in the database of the settings, opened and checked when it is first read.
+
+    Every method raises `BackendError` where the database does not answer or is of another schema, and `PolicyError`
+    where the settings name none.
+    """
+
+    def __init__(self, settings: "Settings") -> None:
+        """Open nothing yet; close it with `aclose`, whether or not it was read."""
+        import asyncio  # help and offline checks do without
+
+        self._settings = settings
+        self._opened: SqlLedger | None = None
+        self._turn = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        """Close every connection, if there is one."""
+        if self._opened is not None:
+            await self._opened.aclose()
+
+    async def books(self, cluster: str, pool: str) -> "Books":
+        """Return the open books of a pool; empty books where it has none."""
+        return await (await self._open()).books(cluster, pool)
+
+    async def pools(self) -> "Sequence[tuple[str, str]]":
+        """Every (cluster, pool) that has books."""
+        return await (await self._open()).pools()
+
+    async def lines(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        workload_uid: str | None = None,
+        open_only: bool = False,
+        limit: int = 1000,
+    ) -> "Sequence[Line]":
+        """Lines, newest first, ended ones included."""
+        ledger = await self._open()
+        return await ledger.lines(
+            cluster=cluster, pool=pool, workload_uid=workload_uid, open_only=open_only, limit=limit
+        )
+
+    async def audit(self, *, subject: str | None = None, limit: int = 1000) -> "Sequence[AuditEvent]":
+        """Audit events, newest first."""
+        return await (await self._open()).audit(subject=subject, limit=limit)
+
+    async def _open(self) -> "SqlLedger":
+        async with self._turn:  # two that read at once open it once
+            if self._opened is None:
+                from gpubank.adapters.ledger import SqlLedger
+
+                self._opened = await SqlLedger.open(self._settings.database_url, upgrade=False)
+            return self._opened
+
+
 class Door:
     """An open way to the bank."""
 
     def __init__(
-        self, settings: "Settings", cluster: Cluster, ledger: "LedgerStore", processes: Processes | None = None
+        self, settings: "Settings", cluster: Cluster, ledger: Ledger, processes: Processes | None = None
     ) -> None:
         """Without `processes`, Temporal is connected as the settings say when it is first needed."""
         self.settings, self.cluster, self.ledger = settings, cluster, ledger
@@ -197,23 +286,25 @@ class Door:
 
 @asynccontextmanager
 async def open_door(settings: "Settings") -> AsyncIterator[Door]:
-    """Open the way that the settings name; `BackendError` says what does not answer."""
-    from gpubank.adapters.ledger import SqlLedger
+    """Open the way that the settings name; `BackendError` says what does not answer.
+
+    The ledger is opened when a command first reads it, and closed with the door.
+    """
     from gpubank.settings import Mode
 
     async with AsyncExitStack() as stack:
+        cluster: Cluster
         if settings.mode is Mode.EMBEDDED:
             from gpubank.adapters.embedded import EmbeddedClient
 
-            client = await stack.enter_async_context(EmbeddedClient(settings.socket))
+            cluster = client = await stack.enter_async_context(EmbeddedClient(settings.socket))
             settings = embedded_settings(settings, await client.status())
-            ledger = await stack.enter_async_context(await SqlLedger.open(settings.database_url, upgrade=False))
-            yield Door(settings, client, ledger)
-            return
-        from gpubank.cli.cluster import open_cluster
+        else:
+            from gpubank.cli.cluster import open_cluster
 
-        cluster = await stack.enter_async_context(open_cluster(settings))
-        ledger = await stack.enter_async_context(await SqlLedger.open(settings.database_url, upgrade=False))
+            cluster = await stack.enter_async_context(open_cluster(settings))
+        ledger = LazyLedger(settings)
+        stack.push_async_callback(ledger.aclose)
         yield Door(settings, cluster, ledger)
 
 

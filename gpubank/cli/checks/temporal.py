@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from temporalio.api.deployment.v1 import WorkerDeploymentVersion
-from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType, WorkerVersioningMode
+from temporalio.api.enums.v1 import TaskQueueType, WorkerVersioningMode
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
 from temporalio.api.workflowservice.v1 import (
@@ -21,10 +21,9 @@ from temporalio.service import __version__ as sdk_version
 
 from activities.interfaces import BANK_QUEUE, cluster_queue
 from gpubank.cli.checks.finding import Check, fail, ok, warn
-from gpubank.client import CALL_TIMEOUT, BankClient
+from gpubank.client import ADMIN_ADDS, ADMIN_REPLACES, ATTRIBUTES, CALL_TIMEOUT, REFUSED, BankClient, lacking
 from gpubank.domain.errors import BankError
 from gpubank.settings import Settings
-from workflows import attributes
 
 T = TypeVar("T")
 AREA: Final = "temporal"
@@ -65,7 +64,7 @@ async def _asked(check: Callable[[], Awaitable[Check]]) -> Check:
     try:
         return await check()
     except RPCError as error:
-        if error.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
+        if error.status in REFUSED:
             return warn(AREA, f"not everything may be asked: {error.message}")
         return fail(AREA, f"does not answer ({error.status.name}): {error.message}")
 
@@ -90,14 +89,13 @@ async def _namespace(client: Client, settings: Settings) -> Check:
 async def _attributes(client: Client, settings: Settings) -> Check:
     request = ListSearchAttributesRequest(namespace=settings.temporal.namespace)
     known = (await client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)).custom_attributes
-    wanted = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.ALL}
-    missing = [name for name in wanted if name not in known]
+    missing, other = lacking(known)
     if missing:
-        remedy = "start a worker, which registers them, or have the namespace's admin do it"
+        remedy = f"start a worker, which adds them where it may; else {ADMIN_ADDS}"
         return fail(AREA, f"search attributes are missing: {', '.join(missing)}", remedy)
-    if wrong := [name for name, kind in wanted.items() if known[name] != kind]:
-        return fail(AREA, f"search attributes are of another type: {', '.join(wrong)}", "remove and register them anew")
-    return ok(AREA, f"{len(wanted)} search attributes are registered")
+    if other:
+        return fail(AREA, f"search attributes are of another type than {', '.join(other)}", ADMIN_REPLACES)
+    return ok(AREA, f"{len(ATTRIBUTES)} search attributes are registered")
 
 
 async def _listeners(client: Client, queue: str, kind: TaskQueueType.ValueType, what: str) -> Check:

@@ -227,12 +227,15 @@ async def test_a_temporal_in_order_passes(server: FakeTemporal) -> None:
 
 
 async def test_what_temporal_lacks_is_named(server: FakeTemporal) -> None:
-    del server.known["GpuBankPool"]
+    del server.known["GpuBankPool"], server.known["GpuBankLenders"]
     (missing,) = bad(await temporal.check_temporal(Settings.load()))
-    assert missing.message == "search attributes are missing: GpuBankPool"
+    assert missing.message == "search attributes are missing: GpuBankPool (Keyword), GpuBankLenders (KeywordList)"
+    assert missing.remedy == "start a worker, which adds them where it may; else have the namespace's admin add them"
+    server.known["GpuBankLenders"] = IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD_LIST
     server.known["GpuBankPool"] = IndexedValueType.INDEXED_VALUE_TYPE_INT
     (other,) = bad(await temporal.check_temporal(Settings.load()))
-    assert other.message == "search attributes are of another type: GpuBankPool"
+    assert other.message == "search attributes are of another type than GpuBankPool (Keyword)"
+    assert other.remedy == "have the namespace's admin remove them and add them anew"
     server.refusals["namespace"] = RPCError("no", RPCStatusCode.NOT_FOUND, b"")
     (absent,) = bad(await temporal.check_temporal(Settings.load()))
     assert absent.message == "namespace 'default' does not exist"
