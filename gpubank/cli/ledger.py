@@ -212,10 +212,22 @@ def migrate(context: typer.Context) -> None:
     async def main() -> None:
         from gpubank.adapters.ledger import migrate
 
-        revision = await migrate(settings_of(context).database_url)
-        typer.echo(f"the ledger's schema is {revision}")
+        url = settings_of(context).database_url
+        revision = await migrate(url)
+        typer.echo(f"the ledger's schema is {revision}, in {_database(url)}")
 
     run(main)
+
+
+def _database(url: str) -> str:
+    """Name a database for people: no user, no password, none of its URL's parameters."""
+    from sqlalchemy.engine import make_url
+
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return f"the SQLite file {parsed.database!r}"
+    port = f":{parsed.port}" if parsed.port else ""
+    return f"the PostgreSQL database {parsed.database!r} on {parsed.host or 'the default host'}{port}"
 
 
 @asynccontextmanager

@@ -10,6 +10,15 @@ from gpubank.schema.structural import json_schema
 
 _GENERATED: Final = "<!-- Written by `gpubank schema write`; edit the models in gpubank/domain instead. -->\n"
 
+_NOT_ACTED_ON: Final = {
+    "InferenceScalingPolicy": "no service is scaled",
+    "TidalPolicy": "no tide moves a GPU",
+    "LowUtilizationPolicy": "nobody is told of idle GPUs",
+}
+"""Kinds that are checked and nothing more, with what does not happen."""
+
+_NOT_IN_FORCE: Final = "**Accepted and validated, but not acted on yet:**"
+
 
 def index() -> str:
     """Render the index of the reference."""
@@ -30,6 +39,10 @@ def index() -> str:
             "| kind | short name | scope | what |",
             "|---|---|---|---|",
             *rows,
+            "",
+            f"{_NOT_IN_FORCE} {', '.join(_NOT_ACTED_ON)}, and `spec.channels` of a BusinessGroup. They are checked like"
+            f" everything else; but {', '.join(_NOT_ACTED_ON.values())}, no channel is written to, and the status of"
+            " the three kinds stays empty.",
             "",
             "What workloads say about themselves: [the workload contract](workload-contract.md).",
             "",
@@ -53,6 +66,7 @@ def kind_page(kind: Kind) -> str:
         "",
         schema["description"],
         "",
+        *([f"{_NOT_IN_FORCE} {_NOT_ACTED_ON[kind.name]}.", ""] if kind.name in _NOT_ACTED_ON else []),
         f"`{API_VERSION}`, {kind.scope.lower()}, `kubectl get {kind.short_name}`.",
         "",
         "## spec",

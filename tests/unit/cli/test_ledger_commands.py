@@ -159,8 +159,26 @@ def test_a_ledger_that_is_not_there_is_not_made_by_looking(url: str, tmp_path: P
     assert result.exit_code == 5
     assert "does not exist" in result.stderr
     assert not missing.parent.exists()
-    assert call(f"sqlite:///{missing}", "migrate").stdout == "the ledger's schema is 0002_from_0001\n"
+    said = f"the ledger's schema is 0002_from_0001, in the SQLite file {str(missing)!r}\n"
+    assert call(f"sqlite:///{missing}", "migrate").stdout == said
     assert call(f"sqlite:///{missing}", "verify").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("postgresql+psycopg://bank:secret@db.svc:5433/gpubank?sslmode=verify-full", "'gpubank' on db.svc:5433"),
+        ("postgresql://bank:secret@db.svc/gpubank?options=secret", "'gpubank' on db.svc"),
+        ("postgresql:///gpubank", "'gpubank' on the default host"),
+    ],
+)
+def test_migrate_names_the_database_and_no_secret(monkeypatch: pytest.MonkeyPatch, address: str, name: str) -> None:
+    async def migrate(_url: str) -> str:
+        return "0002_from_0001"
+
+    monkeypatch.setattr("gpubank.adapters.ledger.migrate", migrate)
+    said = f"the ledger's schema is 0002_from_0001, in the PostgreSQL database {name}\n"
+    assert call(address, "migrate").stdout == said
 
 
 @pytest.mark.parametrize(
