@@ -3,6 +3,7 @@
     borrow-class         Jobs and other kinds with suspend: one class of the workload contract, whole, never inference
     borrow-termination   Jobs: terminationGracePeriodSeconds within maxTermination of the queue's pool
     borrow-unsuspendable bare pods and services: nothing that has no suspend can borrow
+    borrow-template      whatever has a pod template: pods do not enter a borrow queue without what they belong to
 
 An object is judged when its queue label ends in `-borrow`: when it is made, when it starts, and when it is told
 otherwise while it runs. Stopping it is never judged, nor is what a pool's limits have become since it was made, or a
@@ -49,6 +50,10 @@ _SUSPENDABLE_OWNERS: Final = (
     "Job", "JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob", "RayCluster", "RayJob", "JobSet",
     "TrainJob",
 )  # fmt: skip
+_OWNED: Final = (
+    "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(owner,"
+    f" has(owner.controller) && owner.controller && owner.kind in [{', '.join(map(repr, _SUSPENDABLE_OWNERS))}])"
+)
 SERVICES: Final = (
     ("apps", ("deployments", "replicasets", "statefulsets", "daemonsets")),
     ("leaderworkerset.x-k8s.io", ("leaderworkersets",)),
@@ -75,6 +80,14 @@ _TOLD_OTHERWISE: Final = " || ".join(
     f"{or_empty(f'object.metadata.{field}')} != {or_empty(f'oldObject.metadata.{field}')}"
     for field in ("labels", "annotations")
 )
+_TEMPLATE: Final = "object.spec.template"
+
+
+def _queue_of(holder: str) -> str:
+    labels = or_empty(f"{holder}.metadata.labels")
+    return f"('{QUEUE_LABEL}' in {labels} ? {labels}['{QUEUE_LABEL}'] : '')"
+
+
 _CREATED: Final = "request.operation == 'CREATE'"
 _JOB_STARTS: Final = f"{_CREATED} || (!{_suspended('object')} && ({_suspended('oldObject')} || {_TOLD_OTHERWISE}))"
 _QUEUED_ANEW: Final = (
@@ -85,7 +98,7 @@ _QUEUED_ANEW: Final = (
 
 def admission_policies() -> list[Manifest]:
     """Render the policies and their bindings, each policy before its binding."""
-    return bound(_job_class(), _other_class(), _termination(), _unsuspendable())
+    return bound(_job_class(), _other_class(), _termination(), _unsuspendable(), _template())
 
 
 def _job_class() -> Manifest:
@@ -150,7 +163,6 @@ def _termination() -> Manifest:
 
 def _unsuspendable() -> Manifest:
     """Refuse pods that nothing suspendable owns, and every kind that serves."""
-    owners = ", ".join(f"'{owner}'" for owner in _SUSPENDABLE_OWNERS)
     return _policy(
         "borrow-unsuspendable",
         [("", ("pods",)), *SERVICES],
@@ -158,8 +170,7 @@ def _unsuspendable() -> Manifest:
         [
             {
                 "name": "owned",
-                "expression": "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(owner,"
-                f" has(owner.controller) && owner.controller && owner.kind in [{owners}])",
+                "expression": _OWNED,
             }
         ],
         [
@@ -171,6 +182,36 @@ def _unsuspendable() -> Manifest:
             }
         ],
         when=_CREATED,
+    )
+
+
+def _template() -> Manifest:
+    """Refuse a template that names a borrow queue which its object is not in: Kueue would take each pod by itself.
+
+    What a suspendable owner has made is left to the owner, whose own queue Kueue goes by.
+    """
+    named, before, own = (_queue_of(holder) for holder in (_TEMPLATE, f"oldO{_TEMPLATE[1:]}", "object"))
+    return policy(
+        "borrow-template",
+        [("batch", ("jobs",)), *SERVICES[:1], ("", ("replicationcontrollers",))],
+        ["CREATE", "UPDATE"],
+        [{"name": "queue", "expression": named}],
+        [
+            {
+                "expression": "false",
+                "messageExpression": "'pods of this ' + request.kind.kind + ' would enter the borrow queue '"
+                f" + variables.queue + ' each by itself: write the label {QUEUE_LABEL} on the ' + request.kind.kind"
+                " + ' itself, and take it out of the pod template'",
+                "reason": "Invalid",
+            }
+        ],
+        conditions={
+            "has-a-template": "has(object.spec.template) && has(object.spec.template.metadata)",
+            "names-a-borrow-queue": f"{named}.endsWith('{BORROW_SUFFIX}') && {named} != {own}",
+            "not-being-deleted": NOT_DELETING,
+            "to-be-judged": f"{_CREATED} || !has(oldObject.spec.template.metadata) || {named} != {before}",
+            "of-nobody-suspendable": f"!({_OWNED})",
+        },
     )
 
 

@@ -9,6 +9,7 @@ from gpubank.lab.access import Api, wait_until
 from gpubank.schema import KINDS, Scope
 
 Body = dict[str, Any]
+APPS = "/apis/apps/v1"
 API = "/apis/platform.aik8s.run/v1alpha1"
 
 
@@ -23,7 +24,7 @@ def only_in(namespace: str, manifest: Body) -> Body:
 def path_in(namespace: str, kind: str) -> str:
     """Return where objects of a kind are, in a namespace if they have one."""
     ours = KINDS.get(kind)
-    where = {"Job": "/apis/batch/v1", "Deployment": "/apis/apps/v1", "Pod": "/api/v1"}.get(kind, API)
+    where = {"Pod": "/api/v1", "Job": "/apis/batch/v1", "Deployment": APPS, "StatefulSet": APPS}.get(kind, API)
     plural = ours.plural if ours else f"{kind.lower()}s"
     return f"{where}{'' if ours and ours.scope is Scope.CLUSTER else f'/namespaces/{namespace}'}/{plural}"
 

@@ -57,6 +57,7 @@ def _await_policies(api: Api) -> None:
         a_job(labels=RETRYABLE, seconds=301, pool="lax"),
         a_pod(),
         a_deployment(),
+        _apart(a_job(labels={}, template={"labels": {contract.QUEUE_LABEL: "strict-borrow"}})),
     )
     wait_until(lambda: all(_posted(api, probe) for probe in probes), 30, "admission policies in force")
 
@@ -162,6 +163,10 @@ def a_deployment(side: str = "-borrow") -> Body:
     }
 
 
+def a_stateful_set() -> Body:
+    return {**deepcopy(a_deployment()), "kind": "StatefulSet"}
+
+
 @pytest.mark.parametrize(
     ("labels", "annotations"),
     [
@@ -202,6 +207,25 @@ def test_the_jobs_own_words_come_before_its_templates(post: Post) -> None:
 def test_the_own_queue_asks_nothing(post: Post) -> None:
     assert post(a_job(labels={}, side="", seconds=3600)) is None
     assert post(a_deployment(side="")) is None
+
+
+def test_pods_enter_no_borrow_queue_without_what_they_belong_to(api: Api, post: Post) -> None:
+    queued = {contract.QUEUE_LABEL: "strict-borrow"}
+    for body in (a_job(labels=RETRYABLE, template={"labels": queued}), a_deployment(), a_stateful_set()):
+        alone = _apart(body)
+        alone["spec"]["template"]["metadata"] = {"labels": queued | {"a": "b"}}
+        refusal = str(post(alone))
+        assert f"pods of this {body['kind']} would enter the borrow queue strict-borrow each by itself" in refusal
+        assert f"write the label {contract.QUEUE_LABEL} on the {body['kind']} itself" in refusal
+    # The Job is in the queue itself, its pods say so too; and what a JobSet makes, JobSet answers for.
+    assert post(a_job(labels=RETRYABLE, template={"labels": queued})) is None
+    made = _apart(a_job(labels={}, template={"labels": queued}))
+    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "any", "controller": True}
+    made["metadata"]["ownerReferences"] = [owner | {"uid": "8f7c0b9a-0000-4000-8000-000000000000"}]
+    assert "each by itself" not in str(post(made))
+    # Own queues take pods in whatever way.
+    own = _apart(a_job(labels={}, template={"labels": {contract.QUEUE_LABEL: "strict"}}))
+    assert post(own) is None
 
 
 def test_a_refusal_says_what_to_do(post: Post) -> None:
@@ -337,6 +361,11 @@ def _astray(manifest: Body) -> Body:
 def _of_nobody(body: Body) -> Body:
     """The same in no queue of the bank's, but in one."""
     return {**body, "metadata": {**body["metadata"], "labels": {contract.QUEUE_LABEL: "somebody-elses"}}}
+
+
+def _apart(body: Body) -> Body:
+    """The same in no queue itself; a Job without any label would be given those of its pod template."""
+    return {**body, "metadata": {**body["metadata"], "labels": {"a": "b"}}}
 
 
 def _unqueued(body: Body) -> Body:
