@@ -75,6 +75,13 @@ async def test_who_approved_before_it_was_seen_to_grow_has_not_approved_the_rest
 ) -> None:
     monkeypatch.setattr(reclaims, "END_POLL", timedelta(hours=1))  # nobody sees it but the next plan
     await asked(bank)
+    handle = bank.client.temporal.get_workflow_handle(bank.reclaim("serving"))
+
+    async def looked() -> bool:
+        pending = (await handle.describe()).raw_description.pending_activities
+        return any(each.activity_type.name == "reclaim.await_ended" and each.attempt > 1 for each in pending)
+
+    await bank.until(looked, "the only look at the demand before it grows")
     await grow(bank)
     await bank.client.approve(bank.reclaim("serving"), ANN)
     await bank.reclaim_where("serving", lambda state: waits_for(state, 8, victims=2), timeout=15)
