@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpubank.domain.ledger import AuditEvent
     from gpubank.domain.loan import Line
     from gpubank.domain.recall import Decision, Extension, LoanState, ReclaimState
+    from gpubank.ports import LedgerReader
     from gpubank.settings import Settings
 
 
@@ -68,34 +69,6 @@ class Cluster(Protocol):
 
     async def whoami(self) -> str | None:
         """Return the name that the API server knows the caller by; None where nobody can confirm one."""
-        ...
-
-
-class Ledger(Protocol):
-    """What commands need of the books, which they only read."""
-
-    async def books(self, cluster: str, pool: str) -> "Books":
-        """Return the open books of a pool; empty books where it has none."""
-        ...
-
-    async def pools(self) -> "Sequence[tuple[str, str]]":
-        """Every (cluster, pool) that has books."""
-        ...
-
-    async def lines(
-        self,
-        *,
-        cluster: str | None = None,
-        pool: str | None = None,
-        workload_uid: str | None = None,
-        open_only: bool = False,
-        limit: int = 1000,
-    ) -> "Sequence[Line]":
-        """Lines, newest first, ended ones included."""
-        ...
-
-    async def audit(self, *, subject: str | None = None, limit: int = 1000) -> "Sequence[AuditEvent]":
-        """Audit events, newest first."""
         ...
 
 
@@ -184,7 +157,7 @@ class Processes(Protocol):
 
 
 class LazyLedger:
-    """`Ledger` in the database of the settings, opened and checked when it is first read.
+    """`LedgerReader` in the database of the settings, opened and checked when it is first read.
 
     Every method raises `BackendError` where the database does not answer or is of another schema, and `PolicyError`
     where the settings name none.
@@ -216,6 +189,7 @@ class LazyLedger:
         *,
         cluster: str | None = None,
         pool: str | None = None,
+        group: str | None = None,
         workload_uid: str | None = None,
         open_only: bool = False,
         limit: int = 1000,
@@ -223,7 +197,7 @@ class LazyLedger:
         """Lines, newest first, ended ones included."""
         ledger = await self._open()
         return await ledger.lines(
-            cluster=cluster, pool=pool, workload_uid=workload_uid, open_only=open_only, limit=limit
+            cluster=cluster, pool=pool, group=group, workload_uid=workload_uid, open_only=open_only, limit=limit
         )
 
     async def audit(self, *, subject: str | None = None, limit: int = 1000) -> "Sequence[AuditEvent]":
@@ -243,7 +217,7 @@ class Door:
     """An open way to the bank."""
 
     def __init__(
-        self, settings: "Settings", cluster: Cluster, ledger: Ledger, processes: Processes | None = None
+        self, settings: "Settings", cluster: Cluster, ledger: "LedgerReader", processes: Processes | None = None
     ) -> None:
         """Without `processes`, Temporal is connected as the settings say when it is first needed."""
         self.settings, self.cluster, self.ledger = settings, cluster, ledger

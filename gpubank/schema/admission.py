@@ -3,7 +3,7 @@
     borrow-class         Jobs and other kinds with suspend: one class of the workload contract, whole, never inference
     borrow-termination   Jobs: terminationGracePeriodSeconds within maxTermination of the queue's pool
     borrow-unsuspendable bare pods and services: nothing that has no suspend can borrow
-    borrow-template      whatever has a pod template: pods do not enter a borrow queue without what they belong to
+    borrow-template      Jobs and services: their pods enter no borrow queue without them
 
 An object is judged when its queue label ends in `-borrow`: when it is made, when it starts, and when it is told
 otherwise while it runs. Stopping it is never judged, nor is what a pool's limits have become since it was made, or a
@@ -50,14 +50,12 @@ _SUSPENDABLE_OWNERS: Final = (
     "Job", "JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob", "RayCluster", "RayJob", "JobSet",
     "TrainJob",
 )  # fmt: skip
-_OWNED: Final = (
-    "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(owner,"
-    f" has(owner.controller) && owner.controller && owner.kind in [{', '.join(map(repr, _SUSPENDABLE_OWNERS))}])"
-)
 SERVICES: Final = (
     ("apps", ("deployments", "replicasets", "statefulsets", "daemonsets")),
     ("leaderworkerset.x-k8s.io", ("leaderworkersets",)),
 )
+_REPLICATION: Final = (("", ("replicationcontrollers",)),)
+"""Serves as well, but Kueue does not know it: in an own queue it is nothing."""
 
 _IN_BORROW_QUEUE: Final = (
     f"has(object.metadata.labels) && '{QUEUE_LABEL}' in object.metadata.labels"
@@ -80,12 +78,12 @@ _TOLD_OTHERWISE: Final = " || ".join(
     f"{or_empty(f'object.metadata.{field}')} != {or_empty(f'oldObject.metadata.{field}')}"
     for field in ("labels", "annotations")
 )
-_TEMPLATE: Final = "object.spec.template"
 
 
-def _queue_of(holder: str) -> str:
+def label_of(holder: str, name: str) -> str:
+    """Read a label, or nothing."""
     labels = or_empty(f"{holder}.metadata.labels")
-    return f"('{QUEUE_LABEL}' in {labels} ? {labels}['{QUEUE_LABEL}'] : '')"
+    return f"('{name}' in {labels} ? {labels}['{name}'] : '')"
 
 
 _CREATED: Final = "request.operation == 'CREATE'"
@@ -163,14 +161,16 @@ def _termination() -> Manifest:
 
 def _unsuspendable() -> Manifest:
     """Refuse pods that nothing suspendable owns, and every kind that serves."""
+    owners = ", ".join(f"'{owner}'" for owner in _SUSPENDABLE_OWNERS)
     return _policy(
         "borrow-unsuspendable",
-        [("", ("pods",)), *SERVICES],
+        [("", ("pods",)), *_REPLICATION, *SERVICES],
         ["CREATE"],
         [
             {
                 "name": "owned",
-                "expression": _OWNED,
+                "expression": "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(owner,"
+                f" has(owner.controller) && owner.controller && owner.kind in [{owners}])",
             }
         ],
         [
@@ -186,22 +186,28 @@ def _unsuspendable() -> Manifest:
 
 
 def _template() -> Manifest:
-    """Refuse a template that names a borrow queue which its object is not in: Kueue would take each pod by itself.
+    """Refuse a pod template that names a borrow queue which its object is not in: Kueue would take each pod by itself.
 
-    What a suspendable owner has made is left to the owner, whose own queue Kueue goes by.
+    Templates of other suspendable kinds are not looked at. A Job that one of them has made is: whether its owner is in
+    the queue cannot be told from the Job.
     """
-    named, before, own = (_queue_of(holder) for holder in (_TEMPLATE, f"oldO{_TEMPLATE[1:]}", "object"))
+    named, before = (label_of(f"{holder}.spec.template", QUEUE_LABEL) for holder in ("object", "oldObject"))
+    own, own_before = (label_of(holder, QUEUE_LABEL) for holder in ("object", "oldObject"))
+    remedy = (
+        f"(request.kind.kind == 'Job' ? 'write the label {QUEUE_LABEL} on the Job itself, or on what makes it,"
+        " and take it out of the pod template'"
+        " : 'only what can be suspended borrows; submit it as a Job, or to the group\\'s own queue')"
+    )
     return policy(
         "borrow-template",
-        [("batch", ("jobs",)), *SERVICES[:1], ("", ("replicationcontrollers",))],
+        [("batch", ("jobs",)), *SERVICES[:1], *_REPLICATION],
         ["CREATE", "UPDATE"],
         [{"name": "queue", "expression": named}],
         [
             {
                 "expression": "false",
                 "messageExpression": "'pods of this ' + request.kind.kind + ' would enter the borrow queue '"
-                f" + variables.queue + ' each by itself: write the label {QUEUE_LABEL} on the ' + request.kind.kind"
-                " + ' itself, and take it out of the pod template'",
+                f" + variables.queue + ' each by itself: ' + {remedy}",
                 "reason": "Invalid",
             }
         ],
@@ -209,8 +215,8 @@ def _template() -> Manifest:
             "has-a-template": "has(object.spec.template) && has(object.spec.template.metadata)",
             "names-a-borrow-queue": f"{named}.endsWith('{BORROW_SUFFIX}') && {named} != {own}",
             "not-being-deleted": NOT_DELETING,
-            "to-be-judged": f"{_CREATED} || !has(oldObject.spec.template.metadata) || {named} != {before}",
-            "of-nobody-suspendable": f"!({_OWNED})",
+            "to-be-judged": f"{_CREATED} || {own} != {own_before} || !has(oldObject.spec.template.metadata)"
+            f" || {named} != {before}",
         },
     )
 

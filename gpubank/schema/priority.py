@@ -17,6 +17,7 @@ from gpubank.schema.admission import (
     Manifest,
     Resources,
     bound,
+    label_of,
     or_empty,
     policy,
 )
@@ -30,7 +31,7 @@ _OWNED: Final = (
     " && object.metadata.ownerReferences.exists(owner, has(owner.controller) && owner.controller)"
 )
 _MAKERS: Final = ("daemon-set-controller", "job-controller", "replicaset-controller", "statefulset-controller")
-"""Controllers of Kubernetes that make pods for the kinds that are judged themselves."""
+"""Controllers of Kubernetes that make pods for kinds that are judged themselves, where these are in a queue."""
 
 _BY_A_MAKER: Final = (
     "request.userInfo.username in ["
@@ -38,11 +39,6 @@ _BY_A_MAKER: Final = (
     + "]"
 )
 """Who they are to the API server: accounts of their own, or one for all, as the controller manager is started."""
-
-
-def _label(holder: str, name: str) -> str:
-    labels = or_empty(f"{holder}.metadata.labels")
-    return f"('{name}' in {labels} ? {labels}['{name}'] : '')"
 
 
 def _template_class(holder: str) -> str:
@@ -71,20 +67,24 @@ def _judge(name: str, resources: Resources, named: Callable[[str], str] | None) 
     is_pod = named is _pod_class
 
     def of(holder: str) -> str:
-        label = _label(holder, PRIORITY_CLASS_LABEL)
+        label = label_of(holder, PRIORITY_CLASS_LABEL)
         return f"({label} != '' ? {label} : {named(holder)})" if named is not None else label
 
-    queue, before = _label("object", QUEUE_LABEL), _label("oldObject", QUEUE_LABEL)
+    queue, before = label_of("object", QUEUE_LABEL), label_of("oldObject", QUEUE_LABEL)
     renamed = f"{of('object')} != {of('oldObject')}"
-    # Kueue writes queue and class of a StatefulSet, which was judged, into pods that had neither.
-    anew = f"({before} != '' && {renamed})" if is_pod else f"{queue} != {before} || {renamed}"
+    moved = f"{queue} != {before} || {renamed}"
+    # Kueue writes queue and class of a StatefulSet, which was judged, into its pods, and writes the queue anew.
+    labelled = f"{label_of('oldObject', PRIORITY_CLASS_LABEL)} != '' && {renamed}"
+    anew = f"({before} != '' && ({_OWNED} ? {labelled} : {moved}))" if is_pod else moved
     conditions = {
         "in-a-queue": _QUEUED,
         "not-being-deleted": NOT_DELETING,
         "queued-anew": f"request.operation == 'CREATE' || {anew}",
     }
     if is_pod:
-        conditions["not-made-for-what-was-judged"] = f"!(request.operation == 'CREATE' && {_OWNED} && {_BY_A_MAKER})"
+        conditions["not-made-by-kubernetes-for-another"] = (
+            f"!(request.operation == 'CREATE' && {_OWNED} && {_BY_A_MAKER})"
+        )
     limits = "params.spec.limits.allowedPriorityClasses"
     return policy(
         name,

@@ -209,23 +209,18 @@ def test_the_own_queue_asks_nothing(post: Post) -> None:
     assert post(a_deployment(side="")) is None
 
 
-def test_pods_enter_no_borrow_queue_without_what_they_belong_to(api: Api, post: Post) -> None:
+def test_pods_enter_no_borrow_queue_without_what_they_belong_to(post: Post) -> None:
     queued = {contract.QUEUE_LABEL: "strict-borrow"}
-    for body in (a_job(labels=RETRYABLE, template={"labels": queued}), a_deployment(), a_stateful_set()):
+    remedies = (f"label {contract.QUEUE_LABEL} on the Job itself", "only what can be suspended borrows")
+    for body, remedy in zip((a_job(labels=RETRYABLE), a_stateful_set()), remedies, strict=True):
         alone = _apart(body)
         alone["spec"]["template"]["metadata"] = {"labels": queued | {"a": "b"}}
         refusal = str(post(alone))
         assert f"pods of this {body['kind']} would enter the borrow queue strict-borrow each by itself" in refusal
-        assert f"write the label {contract.QUEUE_LABEL} on the {body['kind']} itself" in refusal
-    # The Job is in the queue itself, its pods say so too; and what a JobSet makes, JobSet answers for.
+        assert remedy in refusal
+    # The Job is in the queue itself, and its pods say so too; own queues take pods in whatever way.
     assert post(a_job(labels=RETRYABLE, template={"labels": queued})) is None
-    made = _apart(a_job(labels={}, template={"labels": queued}))
-    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "any", "controller": True}
-    made["metadata"]["ownerReferences"] = [owner | {"uid": "8f7c0b9a-0000-4000-8000-000000000000"}]
-    assert "each by itself" not in str(post(made))
-    # Own queues take pods in whatever way.
-    own = _apart(a_job(labels={}, template={"labels": {contract.QUEUE_LABEL: "strict"}}))
-    assert post(own) is None
+    assert post(_apart(a_job(labels={}, template={"labels": {contract.QUEUE_LABEL: "strict"}}))) is None
 
 
 def test_a_refusal_says_what_to_do(post: Post) -> None:
@@ -274,7 +269,7 @@ def test_the_pods_of_a_borrowing_job_come_in(api: Api, post: Post) -> None:
 @pytest.fixture
 def stored_job(api: Api) -> Iterator[Body]:
     """A borrowing job that is there, suspended by Kueue."""
-    job = a_job(labels=RETRYABLE, seconds=60)
+    job = a_job(labels=RETRYABLE, seconds=60, template={"labels": {contract.QUEUE_LABEL: "strict-borrow"}})
     job["metadata"] |= {"name": "stored", "namespace": NAMESPACE}
     yield api.apply(job)
     api.request("DELETE", api.path_of(job), params={"propagationPolicy": "Background"})
@@ -293,6 +288,11 @@ def patched(api: Api, job: Body, change: Body, *, dry: bool = True) -> str | Non
     except LabError as error:
         return str(error)
     return None
+
+
+def test_a_job_that_is_there_does_not_leave_its_pods_behind_in_the_queue(api: Api, stored_job: Body) -> None:
+    left = {"metadata": {"labels": {contract.QUEUE_LABEL: None}}}
+    assert "each by itself" in str(patched(api, stored_job, left))
 
 
 def test_a_job_that_lost_its_class_while_it_waited_does_not_start_but_can_always_be_stopped(

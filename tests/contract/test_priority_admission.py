@@ -102,22 +102,49 @@ def test_an_owner_that_somebody_writes_into_a_pod_keeps_it_from_no_judgement(api
         assert REFUSAL in str(posted(api, forged)), kind
 
 
+def patched(api: Api, path: str, **labels: str) -> str | None:
+    """Give an object other labels; return what the server says against it, or None."""
+    merge = {"content-type": "application/merge-patch+json"}
+    try:
+        api.request("PATCH", path, content=json.dumps({"metadata": {"labels": labels}}), headers=merge)
+    except LabError as error:
+        return str(error)
+    return None
+
+
+def config_map(api: Api) -> str:
+    """Make an owner that the garbage collector finds, and return its UID."""
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "any", "namespace": NAMESPACE}}
+    uid: str = api.apply(body)["metadata"]["uid"]
+    return uid
+
+
 def test_a_pod_that_is_there_cannot_be_given_another_class_than_the_pool_allows(api: Api) -> None:
     path = path_in(NAMESPACE, "Pod")
     stored = api.request("POST", path, json=pod("low"))
     mine = f"{path}/{stored['metadata']['name']}"
 
-    def told(priority: str) -> str | None:
-        merge = {"content-type": "application/merge-patch+json"}
-        try:
-            api.request("PATCH", mine, content=json.dumps({"metadata": {"labels": named(priority)}}), headers=merge)
-        except LabError as error:
-            return str(error)
-        return None
-
+    told = partial(patched, api, mine)
     try:
-        assert REFUSAL in str(told("urgent"))
-        assert told("high") is None
+        assert REFUSAL in str(told(**named("urgent")))
+        assert told(**named("high")) is None
+        assert told(**{contract.QUEUE_LABEL: "open"}, **named("urgent")) is None
+        assert REFUSAL in str(told(**{contract.QUEUE_LABEL: "listed"}))
+    finally:
+        api.request("DELETE", mine)
+
+
+def test_kueue_may_write_queue_and_class_of_what_was_judged_into_its_pods(api: Api) -> None:
+    owned = pod("")
+    owned["metadata"]["labels"].pop(contract.PRIORITY_CLASS_LABEL)
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "any", "uid": config_map(api), "controller": True}
+    owned["metadata"]["ownerReferences"] = [owner]
+    path = path_in(NAMESPACE, "Pod")
+    api.request("POST", path, json=owned)
+    mine = f"{path}/{owned['metadata']['name']}"
+    try:
+        assert patched(api, mine, **named("urgent")) is None
+        assert REFUSAL in str(patched(api, mine, **named("urgent-too"))).replace("urgent-too", "urgent")
     finally:
         api.request("DELETE", mine)
 

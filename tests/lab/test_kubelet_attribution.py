@@ -101,16 +101,13 @@ def test_a_dead_pods_gpu_stays_its_own_until_the_tombstone_ends(node: RealNode) 
 def test_without_the_api_server_scrapes_answer_with_the_same_owner_and_no_error(node: RealNode) -> None:
     uid = owned(node, "owned")
     before = failures(node)
-    node.lab.kill("kube-apiserver")
-    try:
+    with node.without_api_server():
         collected = collections(node)
         until(lambda: collections(node) >= collected + 5, "five collections without the API server")
         assert owner(node) == (uid, "CC-4711")
         assert failures(node) == before
         up = {labels["source"]: value for labels, value in node.rows()["gpubank_attribution_source_up"]}
         assert (up["pod_resources"], up["pods_api"]) == (1, 1)
-    finally:
-        node.lab.start("kube-apiserver")
     assert node.await_phase("owned", "Running")["metadata"]["uid"] == uid
 
 

@@ -61,11 +61,10 @@ def test_a_job_comes_through_its_queue_onto_exactly_the_gpus_that_it_asked_for(n
     node.start_plugin()
     node.sees({H100: 4, "l40s-48gb": 1})
     submit(node, team, "holds", podspec.idle_pod(resources={PREFIX + H100: 1}))
-    # A test before this one may have taken the API server away.
     until(
         lambda: phases(node, team, "holds") == ["Running"],
         "the first job",
-        AFTER_AN_OUTAGE,
+        AFTER_AN_OUTAGE,  # the kubelet's, if the test before took the API server away
         say=lambda: str((jobs(node, team), workloads(node, team), pods(node, team, "holds"))),
     )
     # Three GPUs are free on the node, one in the quota: it waits for the quota, not for the node.

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,6 +115,22 @@ class RealNode:
             return False
 
     # ------------------------------------------------------------------------------------------------- the node
+
+    @contextmanager
+    def without_api_server(self) -> Iterator[None]:
+        """Take the API server away while the context lasts; afterwards whoever works for the cluster watches it again.
+
+        Left alone they would look for it after up to a minute, find that their version is too old for it, and wait as
+        long once more: Kueue took more than 90 s to see a new Job.
+        """
+        self.lab.kill("kube-apiserver")
+        try:
+            yield
+        finally:
+            self.lab.start("kube-apiserver")
+            for component in ("kube-controller-manager", "kube-scheduler", "kueue"):
+                self.lab.kill(component)
+                self.lab.start(component)
 
     def node(self) -> Manifest:
         """Return the node as the API server has it."""

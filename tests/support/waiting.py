@@ -10,8 +10,10 @@ EVERY = 0.05
 """Seconds between two looks."""
 
 AFTER_AN_OUTAGE: Final = 90
-"""Seconds within which everybody watches an API server again that was away: client-go tries ever more rarely, at last
-every 30 to 60 s (its backoff of 30 s with a jitter of 1), so who is waited for may be a minute late."""
+"""Seconds within which everybody watches an API server again that was away for a moment.
+
+client-go tries ever more rarely, at last every 30 to 60 s (its backoff of 30 s with a jitter of 1).
+"""
 
 
 async def soon(turns: int = 20) -> None:
