@@ -5,8 +5,10 @@ third of the time that imports take, and only whoever renders a schema reads the
 """
 
 import ast
+import gc
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 
 from pydantic import BaseModel
@@ -24,7 +26,8 @@ def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
 
 def _below(cls: type) -> dict[str, str]:
     """Return the fields of one class body, each with the text below it, or with none."""
-    (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
+    with _uncollected():
+        (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
     assert isinstance(definition, ast.ClassDef)
     body = definition.body
     return {
@@ -32,6 +35,21 @@ def _below(cls: type) -> dict[str, str]:
         for here, below in zip(body, [*body[1:], None], strict=True)
         if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name)
     }
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let no garbage be collected: CPython 3.11 makes no tree while a finalizer makes one of its own (a `SystemError`).
+
+    Printing a traceback makes trees, and a finalizer may do that to warn.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 def _text(node: ast.stmt | None) -> str:
