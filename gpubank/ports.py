@@ -83,37 +83,12 @@ class QuotaBackend(Protocol):
         ...
 
 
-class LedgerReader(Protocol):
-    """What is read of the books by whoever only looks."""
+class LedgerStore(Protocol):
+    """The books (SQL), written by transactions that are applied by `Books.applied` under the pool's lock."""
 
     async def books(self, cluster: str, pool: str) -> Books:
         """Return the open books of a pool; empty books where it has none."""
         ...
-
-    async def pools(self) -> Sequence[tuple[str, str]]:
-        """Every (cluster, pool) that has books."""
-        ...
-
-    async def lines(
-        self,
-        *,
-        cluster: str | None = None,
-        pool: str | None = None,
-        group: str | None = None,
-        workload_uid: str | None = None,
-        open_only: bool = False,
-        limit: int = 1000,
-    ) -> Sequence[Line]:
-        """Lines, newest first, ended ones included."""
-        ...
-
-    async def audit(self, *, subject: str | None = None, limit: int = 1000) -> Sequence[AuditEvent]:
-        """Audit events, newest first."""
-        ...
-
-
-class LedgerStore(LedgerReader, Protocol):
-    """The books (SQL), written by transactions that are applied by `Books.applied` under the pool's lock."""
 
     async def commit(self, transaction: Transaction) -> Books:
         """Write one transaction, or nothing; return the books after it.
@@ -135,6 +110,23 @@ class LedgerStore(LedgerReader, Protocol):
         """Commit one write that changes nothing; raise `BackendError` where the ledger takes none."""
         ...
 
+    async def pools(self) -> Sequence[tuple[str, str]]:
+        """Every (cluster, pool) that has books."""
+        ...
+
+    async def lines(
+        self,
+        *,
+        cluster: str | None = None,
+        pool: str | None = None,
+        group: str | None = None,
+        workload_uid: str | None = None,
+        open_only: bool = False,
+        limit: int = 1000,
+    ) -> Sequence[Line]:
+        """Lines, newest first, ended ones included."""
+        ...
+
     async def use(self, use: WorkloadUse) -> None:
         """Record when a Workload's term was admitted and when its pods were gone; repeated calls only add."""
         ...
@@ -153,6 +145,10 @@ class LedgerStore(LedgerReader, Protocol):
         self, *, cluster: str | None = None, pool: str | None = None, account: str | None = None, limit: int = 1000
     ) -> Sequence[Posting]:
         """Postings, newest first."""
+        ...
+
+    async def audit(self, *, subject: str | None = None, limit: int = 1000) -> Sequence[AuditEvent]:
+        """Audit events, newest first."""
         ...
 
     async def verify(self) -> VerifyReport:

@@ -1,7 +1,7 @@
 """The way from a command to the bank: a Unix socket in embedded mode, kubeconfig and database in cluster mode.
 
 Door ──▶ cluster      objects, and what the scheduler sees
-     ──▶ ledger       the books, opened only when they are read
+     ──▶ ledger()     the books, opened only when they are read
      ──▶ processes()  Temporal, connected only when it is asked for
 
 A command that needs neither, such as `freeze`, works whatever of them is down.
@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpubank.cli.context import NotFoundError
 
 if TYPE_CHECKING:
-    from gpubank.adapters.ledger import SqlLedger
     from gpubank.client import IncidentRow, LoanRow, ReclaimRow
     from gpubank.decide.agreement import Agreement
-    from gpubank.domain.books import Books
     from gpubank.domain.facts import PoolFacts
     from gpubank.domain.incident import IncidentState, IncidentWord
-    from gpubank.domain.ledger import AuditEvent
-    from gpubank.domain.loan import Line
     from gpubank.domain.recall import Decision, Extension, LoanState, ReclaimState
-    from gpubank.ports import LedgerReader
+    from gpubank.ports import LedgerStore
     from gpubank.settings import Settings
 
 
@@ -156,77 +152,46 @@ class Processes(Protocol):
         ...
 
 
-class LazyLedger:
-    """`LedgerReader` in the database of the settings, opened and checked when it is first read.
-
-    Every method raises `BackendError` where the database does not answer or is of another schema, and `PolicyError`
-    where the settings name none.
-    """
-
-    def __init__(self, settings: "Settings") -> None:
-        """Open nothing yet; close it with `aclose`, whether or not it was read."""
-        import asyncio  # help and offline checks do without
-
-        self._settings = settings
-        self._opened: SqlLedger | None = None
-        self._turn = asyncio.Lock()
-
-    async def aclose(self) -> None:
-        """Close every connection, if there is one."""
-        if self._opened is not None:
-            await self._opened.aclose()
-
-    async def books(self, cluster: str, pool: str) -> "Books":
-        """Return the open books of a pool; empty books where it has none."""
-        return await (await self._open()).books(cluster, pool)
-
-    async def pools(self) -> "Sequence[tuple[str, str]]":
-        """Every (cluster, pool) that has books."""
-        return await (await self._open()).pools()
-
-    async def lines(
-        self,
-        *,
-        cluster: str | None = None,
-        pool: str | None = None,
-        group: str | None = None,
-        workload_uid: str | None = None,
-        open_only: bool = False,
-        limit: int = 1000,
-    ) -> "Sequence[Line]":
-        """Lines, newest first, ended ones included."""
-        ledger = await self._open()
-        return await ledger.lines(
-            cluster=cluster, pool=pool, group=group, workload_uid=workload_uid, open_only=open_only, limit=limit
-        )
-
-    async def audit(self, *, subject: str | None = None, limit: int = 1000) -> "Sequence[AuditEvent]":
-        """Audit events, newest first."""
-        return await (await self._open()).audit(subject=subject, limit=limit)
-
-    async def _open(self) -> "SqlLedger":
-        async with self._turn:  # two that read at once open it once
-            if self._opened is None:
-                from gpubank.adapters.ledger import SqlLedger
-
-                self._opened = await SqlLedger.open(self._settings.database_url, upgrade=False)
-            return self._opened
-
-
 class Door:
     """An open way to the bank."""
 
     def __init__(
-        self, settings: "Settings", cluster: Cluster, ledger: "LedgerReader", processes: Processes | None = None
+        self,
+        settings: "Settings",
+        cluster: Cluster,
+        ledger: "LedgerStore | None" = None,
+        processes: Processes | None = None,
     ) -> None:
-        """Without `processes`, Temporal is connected as the settings say when it is first needed."""
-        self.settings, self.cluster, self.ledger = settings, cluster, ledger
-        self._processes = processes
+        """Ledger and Temporal that are not given are opened as the settings say when they are first needed."""
+        import asyncio  # help and offline checks do without
+
+        self.settings, self.cluster = settings, cluster
+        self._ledger, self._processes = ledger, processes
+        self._opening = asyncio.Lock()
+        self._stack = AsyncExitStack()
 
     @property
     def cluster_name(self) -> str:
         """Name of the cluster in ids and in the ledger."""
         return self.settings.cluster.name
+
+    async def close(self) -> None:
+        """Close what was opened on the way."""
+        await self._stack.aclose()
+
+    async def ledger(self) -> "LedgerStore":
+        """Open the books, once.
+
+        Raises `BackendError` where the database does not answer or is of another schema, `PolicyError` where the
+        settings name none.
+        """
+        async with self._opening:  # two that read at once open it once
+            if self._ledger is None:
+                from gpubank.adapters.ledger import SqlLedger
+
+                opened = await SqlLedger.open(self.settings.database_url, upgrade=False)
+                self._ledger = await self._stack.enter_async_context(opened)
+            return self._ledger
 
     async def processes(self) -> Processes:
         """Connect to Temporal, once; `BackendError` where it does not answer."""
@@ -277,9 +242,9 @@ async def open_door(settings: "Settings") -> AsyncIterator[Door]:
             from gpubank.cli.cluster import open_cluster
 
             cluster = await stack.enter_async_context(open_cluster(settings))
-        ledger = LazyLedger(settings)
-        stack.push_async_callback(ledger.aclose)
-        yield Door(settings, cluster, ledger)
+        door = Door(settings, cluster)
+        stack.push_async_callback(door.close)
+        yield door
 
 
 def embedded_settings(settings: "Settings", status: Mapping[str, Any]) -> "Settings":

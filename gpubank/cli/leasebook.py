@@ -108,7 +108,7 @@ async def with_protected(door: "Door", view: LeaseView, agreed: "Agreement") -> 
         except BackendError as error:
             missing = str(error)
             continue
-        books = await door.ledger.books(door.cluster_name, pool)
+        books = await (await door.ledger()).books(door.cluster_name, pool)
         for uid, lease in protected_now(facts, books, terms, datetime.now(UTC)).items():
             workload = facts.workload(uid)
             if lease.name == key and workload is not None:

@@ -79,7 +79,7 @@ async def find_loans(
     detailed: bool = False,
 ) -> Loans:
     """Read loans; `detailed` asks every running one, else only those whose state is not in the list: parked ones."""
-    lines = await door.ledger.lines(cluster=door.cluster_name, pool=pool, open_only=not ended, limit=MOST)
+    lines = await (await door.ledger()).lines(cluster=door.cluster_name, pool=pool, open_only=not ended, limit=MOST)
     missing = ""
     rows: Sequence[LoanRow] = ()
     states: dict[str, LoanState] = {}
@@ -135,7 +135,7 @@ async def resolve(door: Door, wanted: str) -> LoanView:
 
 async def describe(door: Door, view: LoanView) -> tuple[LoanDetail, str]:
     """Read everything about one loan, and say what could not be learned."""
-    lines = await door.ledger.lines(cluster=view.cluster, workload_uid=view.uid, limit=MOST)
+    lines = await (await door.ledger()).lines(cluster=view.cluster, workload_uid=view.uid, limit=MOST)
     state, missing = None, ""
     try:
         state = await (await door.processes()).loan_state(view.loan)
@@ -147,7 +147,8 @@ async def describe(door: Door, view: LoanView) -> tuple[LoanDetail, str]:
         closed = state.phase is LoanPhase.CLOSED
         view = view if closed else view.model_copy(update=_now_known(state))
     subjects = (view.loan, view.uid, *(line.line_id for line in lines))
-    events = [event for subject in subjects for event in await door.ledger.audit(subject=subject, limit=MOST)]
+    ledger = await door.ledger()
+    events = [event for subject in subjects for event in await ledger.audit(subject=subject, limit=MOST)]
     return LoanDetail(
         loan=view,
         orders=state.orders if state else (),

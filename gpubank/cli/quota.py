@@ -75,7 +75,7 @@ async def quota_rows(door: Door, pool: str | None, group: str | None) -> tuple[l
         except BackendError as error:
             missing.append(f"pool {name!r}: {error}")
             continue
-        books = await door.ledger.books(door.cluster_name, name)
+        books = await (await door.ledger()).books(door.cluster_name, name)
         rows += [
             row.model_dump(mode="json") for row in overview(facts, books, terms) if group is None or row.group == group
         ]

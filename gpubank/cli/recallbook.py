@@ -119,7 +119,7 @@ async def find_reclaims(
     """Read every lender's live demands and running Reclaims; with `ended`, Reclaims that have ended too."""
     demands: dict[tuple[str, str], list[Demand]] = defaultdict(list)
     for name in await _pools(door, pool):
-        for demand in (await door.ledger.books(door.cluster_name, name)).demands:
+        for demand in (await (await door.ledger()).books(door.cluster_name, name)).demands:
             demands[name, demand.lender].append(demand)
     missing: list[str] = []
     seen, admins = _Seen({}, {}, {}), dict[str, tuple[str, ...]]()
@@ -143,7 +143,7 @@ async def find_reclaims(
 async def _pools(door: Door, only: str | None) -> Sequence[str]:
     if only is not None:
         return await door.pools(only)
-    return [pool for cluster, pool in await door.ledger.pools() if cluster == door.cluster_name]
+    return [pool for cluster, pool in await (await door.ledger()).pools() if cluster == door.cluster_name]
 
 
 async def _ask(processes: Processes, cluster: str, pool: str | None, lender: str | None, *, ended: bool) -> _Seen:
