@@ -1,6 +1,7 @@
 """As much of kustomize as our manifests use: resources, components, patches, images, namespace. Unknown keys raise."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +68,8 @@ def _patched(folder: Path, patch: Manifest, bodies: list[Manifest]) -> list[Mani
 def _selected(body: Manifest, target: Manifest) -> bool:
     labels = body["metadata"].get("labels") or {}
     wanted = dict(pair.split("=") for pair in target.get("labelSelector", "").split(",") if pair)
-    return body["kind"] == target["kind"] and wanted.items() <= labels.items()
+    named = re.fullmatch(target.get("name", ".*"), body["metadata"]["name"])
+    return body["kind"] == target["kind"] and named is not None and wanted.items() <= labels.items()
 
 
 def _operated(body: Manifest, operations: list[Manifest]) -> Manifest:
