@@ -44,10 +44,21 @@ def submit(node: RealNode, team: str, name: str, template: Manifest) -> None:
     node.api.request("POST", f"/apis/batch/v1/namespaces/{team}/jobs", json=body)
 
 
-def pods(node: RealNode, team: str, job: str) -> list[Manifest]:
-    selector = {"labelSelector": f"job-name={job}"}
-    found: list[Manifest] = node.api.request("GET", f"/api/v1/namespaces/{team}/pods", params=selector)["items"]
+def listed(node: RealNode, path: str, **selectors: str) -> list[Manifest]:
+    found: list[Manifest] = node.api.request("GET", path, params=selectors)["items"]
     return found
+
+
+def pods(node: RealNode, team: str, job: str) -> list[Manifest]:
+    return listed(node, f"/api/v1/namespaces/{team}/pods", labelSelector=f"job-name={job}")
+
+
+def jobs(node: RealNode, team: str) -> list[Manifest]:
+    return listed(node, f"/apis/batch/v1/namespaces/{team}/jobs")
+
+
+def workloads(node: RealNode, team: str) -> list[Manifest]:
+    return listed(node, f"/apis/{KUEUE}/namespaces/{team}/workloads")
 
 
 def phases(node: RealNode, team: str, job: str) -> list[str]:
@@ -77,16 +88,6 @@ def test_a_job_comes_through_its_queue_onto_exactly_the_gpus_that_it_asked_for(n
     assert pod["spec"]["nodeName"] == REAL_NODE
     given = visible(node.output(pod["metadata"]["name"], team))
     assert (len(given), set(given) <= set(gpus)) == (2, True)
-
-
-def jobs(node: RealNode, team: str) -> list[Manifest]:
-    found: list[Manifest] = node.api.request("GET", f"/apis/batch/v1/namespaces/{team}/jobs")["items"]
-    return found
-
-
-def workloads(node: RealNode, team: str) -> list[Manifest]:
-    found: list[Manifest] = node.api.request("GET", f"/apis/{KUEUE}/namespaces/{team}/workloads")["items"]
-    return found
 
 
 def pending(node: RealNode, team: str, job: str) -> bool:
