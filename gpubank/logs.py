@@ -1,9 +1,14 @@
-"""How every process logs: one line per event, as text for people or JSON for machines, on stderr."""
+"""How every process logs: one line per event, as text for people or JSON for machines, on stderr.
+
+What a record carries beside its message (`extra`) are fields of their own: which Loan, which Reclaim, which pool. What
+Temporal adds to the records of workflows and activities is laid flat among them: `workflow_id`, `activity_type`, …
+"""
 
 import json
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from gpubank.settings import LogFormat
 
@@ -11,12 +16,15 @@ CHATTY: Final = ("httpx2", "httpcore2", "alembic", "aiosqlite", "sqlalchemy", "a
 """Libraries that report every call; only their warnings are shown."""
 
 
+_OF_EVERY_RECORD: Final = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime"}
+
+
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (RFC 3339), level, logger, message, and the error with its trace."""
+    """One JSON object per line: time (RFC 3339), level, logger, message, fields, and the error with its trace."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
-        entry = {
+        entry = fields(record) | {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -24,16 +32,34 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level and message, and the workflow that it is about."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """Render the line without the trace."""
+        line, workflow = super().formatMessage(record), fields(record).get("workflow_id")
+        return f"{line} ({workflow})" if workflow else line
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what a record carries beside what every record has; mappings are laid flat, what is unknown left out."""
+    found: dict[str, Any] = {}
+    for key, value in record.__dict__.items():
+        if key not in _OF_EVERY_RECORD and not key.startswith("_"):
+            found |= value if isinstance(value, Mapping) else {key: value}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def configure(level: str, style: LogFormat) -> None:
     """Send everything from `level` up to stderr."""
     handler = logging.StreamHandler()
-    if style is LogFormat.JSON:
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(JsonFormatter() if style is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in CHATTY:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))

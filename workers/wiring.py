@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
+from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
@@ -191,6 +192,8 @@ def make_workers(
     cached_workflows: int = CACHED,
 ) -> tuple[Worker, Worker]:
     """Return the worker of workflows and ledger, and the one beside the cluster; both unversioned without a version."""
+    # Whose record it is stands in fields of its own (gpubank.logs), not as a dictionary behind every message.
+    workflow.logger.workflow_info_on_message = activity.logger.activity_info_on_message = False
     bank = Worker(
         client,
         task_queue=BANK_QUEUE,

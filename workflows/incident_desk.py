@@ -98,6 +98,7 @@ class IncidentDesk:
             history=(*state.history, record)[-SHOWN:],
             moves=state.moves + 1,
         )
+        workflow.logger.info("%s: %s", moved, why, extra={"phase": moved})
 
     def hear(self, edges: Edges) -> None:
         """Take reports down; one that was delivered before changes nothing."""

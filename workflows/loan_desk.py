@@ -135,6 +135,19 @@ class LoanDesk:
         """Enter a phase that the table allows."""
         self.set(phase=moved(workflow.info().workflow_id, LOAN_MOVES, self.state.phase, phase))
         self.show(note)
+        order = self.state.order
+        workflow.logger.info(
+            "%s of %s is %s: %s",
+            attributes.workload_name(self.start.workload),
+            self.start.borrower,
+            phase,
+            note,
+            extra={
+                "phase": phase,
+                "reclaim": order.reclaim if order else None,
+                "demand": order.demand if order else None,
+            },
+        )
 
     def show(self, note: str = "") -> None:
         """Tell the UI, in one upsert."""

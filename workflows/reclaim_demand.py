@@ -389,4 +389,6 @@ class DemandRun:
 
     def _move(self, phase: ReclaimPhase) -> None:
         if phase is not self.progress.phase:
-            self._set(phase=moved(f"demand {self.progress.demand!r}", RECLAIM_MOVES, self.progress.phase, phase))
+            demand = self.progress.demand
+            self._set(phase=moved(f"demand {demand!r}", RECLAIM_MOVES, self.progress.phase, phase))
+            workflow.logger.info("demand %r is %s", demand, phase, extra={"demand": demand, "phase": phase})

@@ -17,7 +17,7 @@ from gpubank.controller.status import FinalizerWrite, PoolView, StatusWrite, fin
 from gpubank.controller.together import side_by_side
 from gpubank.decide.agreement import Agreement
 from gpubank.domain.books import Books
-from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
+from gpubank.domain.errors import BackendError, BankError, ConflictError, InvalidObjectError, LedgerError
 from gpubank.domain.layout import LayoutProblem, LayoutReport
 from gpubank.domain.pool import Backend
 from gpubank.domain.terms import PoolTerms
@@ -82,16 +82,17 @@ class Controller:
     async def run(self) -> None:
         """Reconcile until cancelled, on every change of an object and after every resync."""
         changed = asyncio.Event()
-        watcher = asyncio.create_task(self._watch(changed))
-        poster = asyncio.create_task(self._post())
-        pulse = asyncio.create_task(self._keep_beating())
+        beside = [asyncio.create_task(each) for each in (self._watch(changed), self._post(), self._keep_beating())]
         try:
             while True:
                 changed.clear()
                 problem, began = "", time.monotonic()
+                for task in beside:
+                    if task.done():
+                        await task  # raises what ended it: a controller that posts nothing or does not beat is none
                 try:
                     await self.reconcile()
-                except (BackendError, ConflictError, OSError) as error:
+                except (BankError, OSError) as error:
                     problem = str(error)
                     log.warning("reconcile failed: %s", problem)
                 if self._observer is not None:
@@ -104,9 +105,9 @@ class Controller:
                         await changed.wait()
                 await asyncio.sleep(min(max(REST * took, MIN_PAUSE), MAX_PAUSE).total_seconds())
         finally:
-            for task in (watcher, poster, pulse):
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(watcher, poster, pulse, return_exceptions=True)
+            await asyncio.gather(*beside, return_exceptions=True)
             await self.stop()
 
     async def stop(self) -> None:
@@ -278,6 +279,10 @@ class Controller:
             await self._objects.patch_status(write.kind, write.name, write.namespace, write.status, seen=seen)
         except ConflictError:
             return  # the next look judges the object as it is then
+        except InvalidObjectError as error:
+            # An older CRD or somebody's admission policy does not take it: nobody else's status waits for that.
+            log.error("%s", error)
+            return
         for reason, message, warning in write.events:
             await self._objects.event(known.to_wire(), reason=reason, message=message, warning=warning)
 

@@ -30,7 +30,9 @@ from gpubank.domain.books import Books
 from gpubank.domain.errors import BackendError, BankError, ConflictError, LedgerError
 from gpubank.domain.facts import PoolFacts
 from gpubank.domain.failsafe import loop_lease
+from gpubank.domain.recall import loan_id, reclaim_id
 from gpubank.domain.terms import PoolTerms
+from gpubank.domain.transaction import Choose, Offer, Reattach, Transaction
 from gpubank.ports import Leases, LedgerStore, Notifier, Processes, QuotaBackend
 
 log = logging.getLogger(__name__)
@@ -238,13 +240,34 @@ class PoolLoop:
                 for transaction, result in zip(part, after, strict=False):
                     if self._observer is not None:
                         self._observer.committed(books, transaction)
-                    log.info("pool %s: %s", self.pool, transaction.note or transaction.key)
+                    about = _about(transaction, books)
+                    log.info("pool %s: %s", self.pool, transaction.note or transaction.key, extra=about)
                     books = result
                 part, count = part[len(after) :], count + len(after)
             if opens:
                 self._words.tell_needs(decided.needs, now)
                 await asyncio.sleep(0)  # they go out before the next commit does
         return count, books
+
+
+def _about(transaction: Transaction, books: Books) -> dict[str, object]:
+    """Return what the log names beside the note: the Loans and Reclaims that the transaction is about."""
+    cluster, pool = transaction.cluster, transaction.pool
+    named: tuple[Offer | Choose | Reattach, ...] = (
+        *transaction.offers,
+        *transaction.choices,
+        *transaction.reattachments,
+    )
+    line_ids = {take.line_id for take in transaction.takes} | {move.line_id for move in transaction.moves}
+    moved = map(books.line, line_ids)
+    jobs = {each.workload.uid for each in named} | {line.workload.uid for line in moved if line is not None}
+    lenders = {each.lender for each in transaction.openings}
+    return {
+        "pool": pool,
+        "transaction": transaction.key,
+        "loans": sorted(loan_id(cluster, uid) for uid in jobs) or None,
+        "reclaims": sorted(reclaim_id(cluster, pool, lender) for lender in lenders) or None,
+    }
 
 
 def _exists(facts: PoolFacts, uid: str) -> bool:

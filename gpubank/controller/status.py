@@ -8,6 +8,7 @@ from gpubank.agreements import GROUP, LEASE, POLICY, POOL, Model, Objects
 from gpubank.decide.agreement import Agreement
 from gpubank.decide.verdict import Verdict
 from gpubank.domain import conditions
+from gpubank.domain.base import bounded
 from gpubank.domain.books import Books
 from gpubank.domain.contract import FINALIZER, Side
 from gpubank.domain.facts import PoolFacts
@@ -306,7 +307,7 @@ def _pool_fields(view: PoolView | None) -> dict[str, Any]:
     lent = sum(line.gpus for line in view.books.lines if not line.is_self_loan)
     return {
         "allocatable": _allocatable(view),
-        "reserved": sum(queue.reserved for queue in view.facts.queues),
+        "reserved": bounded(sum(queue.reserved for queue in view.facts.queues)),
         "borrowed": lent,
     }
 
@@ -321,7 +322,7 @@ def _policy_fields(policy: GPUQuotaPolicy, view: PoolView | None) -> dict[str, A
         "used": own.reserved if own else 0,
         "borrowed": view.books.borrowed(group),
         "lent": view.books.lent_to_others(group),
-        "pending": view.facts.pending(group),
+        "pending": bounded(view.facts.pending(group)),
     }
 
 

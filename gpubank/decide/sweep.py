@@ -221,7 +221,10 @@ class _Sweeper:
         for queue in desk.facts.queues:
             key = queue.group, queue.kind
             nominal = quotas.get(key, 0)
-            if queue.nominal != nominal and latest.get(key, 0) <= queue.stamp <= desk.books.revision:
+            # A queue without a stamp and without a quota is new; with one, somebody has removed the stamp.
+            unstamped = queue.stamp < 0 and queue.nominal > 0
+            stale = unstamped or latest.get(key, 0) <= queue.stamp <= desk.books.revision
+            if queue.nominal != nominal and stale:
                 message = (
                     f"queue {queue.name!r} has {queue.nominal} GPUs, and the books say {nominal}: somebody has edited"
                     " it by hand; the controller repairs it, see that whoever it was does not do so again"

@@ -146,6 +146,15 @@ GpuCount = Annotated[int, Field(ge=0, le=MAX_GPUS)]
 PositiveGpuCount = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 """Whole GPUs, at least one."""
 
+
+def bounded(gpus: int) -> int:
+    """Return at least 0 and at most `MAX_GPUS`.
+
+    Anybody may submit a Job of a billion GPUs, which waits for ever: it must not be what nobody can reckon with.
+    """
+    return min(max(gpus, 0), MAX_GPUS)
+
+
 Percent = Annotated[int, Field(ge=0, le=100)]
 """Whole percent."""
 

@@ -147,11 +147,13 @@ class PoolLimits(ApiModel):
 
     @model_validator(mode="after")
     def _victims_can_be_back_in_time(self) -> Self:
-        if self.min_run_time + self.max_grace_period > self.max_time_to_return:
+        # With less, whoever has just come back is stopped at once: its minRunTime would always be too long to wait for.
+        if self.min_run_time + self.max_grace_period + self.max_termination > self.max_time_to_return:
             raise broken(
                 f"must be at least minRunTime ({format_duration(self.min_run_time)}) plus maxGracePeriod"
-                f" ({format_duration(self.max_grace_period)}), else no recall can be in time",
-                "raise maxTimeToReturn, or lower minRunTime or maxGracePeriod",
+                f" ({format_duration(self.max_grace_period)}) plus maxTermination"
+                f" ({format_duration(self.max_termination)}), else no recall can be in time",
+                "raise maxTimeToReturn, or lower minRunTime, maxGracePeriod or maxTermination",
                 field="maxTimeToReturn",
                 value=format_duration(self.max_time_to_return),
             )
@@ -165,8 +167,9 @@ class PoolLimits(ApiModel):
 
     model_config = rules(
         Rule(
-            "duration(self.minRunTime) + duration(self.maxGracePeriod) <= duration(self.maxTimeToReturn)",
-            "must be at least minRunTime + maxGracePeriod",
+            "duration(self.minRunTime) + duration(self.maxGracePeriod) + duration(self.maxTermination)"
+            " <= duration(self.maxTimeToReturn)",
+            "must be at least minRunTime + maxGracePeriod + maxTermination",
             "maxTimeToReturn",
         )
     )

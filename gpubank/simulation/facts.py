@@ -1,5 +1,6 @@
 """The cluster's records in the bank's own words."""
 
+from gpubank.domain.base import bounded
 from gpubank.domain.contract import CHECKPOINT_PREFIX, Side
 from gpubank.domain.facts import PodFacts, Wait, WorkloadFacts
 from gpubank.simulation.workloads import Pod, Workload
@@ -11,7 +12,7 @@ def workload_facts(workload: Workload, group: str, kind: Side) -> WorkloadFacts:
         key=workload.key,
         group=group,
         kind=kind,
-        gpus=workload.gpus,
+        gpus=bounded(workload.gpus),
         pods=workload.current,
         priority=workload.priority,
         priority_class=workload.manifest.priority_class,
@@ -36,7 +37,7 @@ def pod_facts(pod: Pod) -> PodFacts:
     return PodFacts(
         uid=pod.uid,
         name=pod.name,
-        gpus=pod.gpus,
+        gpus=bounded(pod.gpus),
         node=pod.node,
         running=pod.running,
         terminating=pod.terminating,

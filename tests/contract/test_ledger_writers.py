@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from gpubank.adapters.ledger import SqlLedger, engine
 from gpubank.domain.demand import DemandKind
@@ -48,6 +49,20 @@ async def test_many_writers_lose_no_update_and_every_revision_is_one_transaction
     finally:
         for other in others:
             await other.aclose()
+
+
+async def test_a_database_without_a_free_connection_is_no_answer_and_no_surprise(ledger_url: str) -> None:
+    async def nothing(connection: AsyncConnection) -> None:
+        """Use the connection for nothing."""
+
+    few = create_async_engine(engine.engine_url(ledger_url), pool_size=1, max_overflow=0, pool_timeout=0.1)
+    try:
+        async with few.connect():
+            for call in (engine.Database(few).read, engine.Database(few).write):
+                with pytest.raises(BackendError, match="no connection is free"):
+                    await call(nothing)
+    finally:
+        await few.dispose()
 
 
 async def test_one_key_from_many_writers_at_once_is_applied_once(ledger: SqlLedger, ledger_url: str) -> None:

@@ -165,6 +165,13 @@ BAD: Final = (
         field="spec.limits.maxTimeToReturn",
     ),
     Bad(
+        "pods that take the time of a recall to end",
+        _P,
+        {"spec/limits": {"maxTermination": "1h"}},
+        "maxTermination",
+        field="spec.limits.maxTimeToReturn",
+    ),
+    Bad(
         "a lease limit beyond a day",
         _P,
         {"spec/limits": {"maxLease": "48h"}},

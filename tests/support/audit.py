@@ -30,11 +30,17 @@ class Auditor:
         self.forbidden: list[Rule] = []
         self.violations: list[str] = []
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """End it."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """An auditor that is blind has seen nothing go wrong: that is a violation too."""
+        if not task.cancelled():
+            self.violations.append(f"nobody looks any more: {task.exception()!r}")
 
     async def _run(self) -> None:
         while True:

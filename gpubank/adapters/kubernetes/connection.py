@@ -14,13 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx2
 from lightkube import ConfigError, KubeConfig, SingleConfig
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.client_adapter import ConnectionParams
 
 from gpubank.adapters.kubernetes.errors import ApiError, ApiNotFoundError, WatchExpiredError, raise_for
 from gpubank.adapters.kubernetes.kinds import Kind, Object
+from gpubank.adapters.kubernetes.transport import AiohttpTransport
 from gpubank.domain.contract import FIELD_MANAGER
 from gpubank.domain.errors import BackendError
 
@@ -52,20 +54,19 @@ class Connection:
     def __init__(self, config: SingleConfig, *, transport: httpx2.AsyncBaseTransport | None = None) -> None:
         """Prepare a connection; `transport` stands in for the network where one is given."""
         self.server: str = config.cluster.server
+        address = urlsplit(self.server)
         # As kubectl does it: no proxy between two processes of one machine.
-        trust_env = urlsplit(self.server).hostname not in _LOOPBACK
+        trust_env = address.hostname not in _LOOPBACK
         try:
-            self._http = AsyncClient(
-                config,
-                ConnectionParams(
-                    timeout=httpx2.Timeout(CALL_TIMEOUT, pool=None),
-                    trust_env=trust_env,
-                    transport=transport,  # type: ignore[arg-type]  # lightkube names the synchronous base alone
-                ),
-            )
+            params = ConnectionParams(timeout=httpx2.Timeout(CALL_TIMEOUT, pool=None), trust_env=trust_env)
+            options = params.httpx_params(config)
         except (OSError, AssertionError) as error:
             fact = f"credentials for {self.server!r} cannot be used: {error}"
             raise BackendError(f"{fact}; check the kubeconfig") from error
+        # Where a proxy may stand between, httpx2's own transport knows how to ask it and whom to spare (NO_PROXY).
+        if transport is None and not (trust_env and getproxies().keys() & {address.scheme, "all"}):
+            transport = AiohttpTransport(options["verify"])
+        self._http = httpx2.AsyncClient(**options | {"transport": transport})
 
     @classmethod
     def open(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from lightkube.utils.quantity import parse_quantity
 
 from gpubank.adapters.kubernetes.kinds import Object
+from gpubank.domain.base import bounded
 
 Requests = dict[str, int]
 """Whole devices by resource name."""
@@ -16,13 +17,13 @@ _ORDINARY: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 def floor(quantity: Any) -> int:
-    """Return a quantity rounded down; 0 for none."""
-    return math.floor(_decimal(quantity))
+    """Return a quantity of devices rounded down, within bounds; 0 for none."""
+    return bounded(math.floor(_decimal(quantity)))
 
 
 def ceil(quantity: Any) -> int:
-    """Return a quantity rounded up; 0 for none."""
-    return math.ceil(_decimal(quantity))
+    """Return a quantity of devices rounded up, within bounds; 0 for none."""
+    return bounded(math.ceil(_decimal(quantity)))
 
 
 def pod_requests(spec: Object) -> Requests:

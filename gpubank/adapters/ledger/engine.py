@@ -17,6 +17,7 @@ import psycopg
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gpubank.domain.errors import BackendError, LedgerError, PolicyError
@@ -158,6 +159,8 @@ class Database:
                         if self._guard is not None:
                             await self._guard(connection)
                         return await work(connection)
+            except NoConnectionError as error:
+                raise exhausted(error) from error
             except DBAPIError as error:
                 if not passing(error) or attempt >= ATTEMPTS:
                     raise translated(error) from error
@@ -167,8 +170,15 @@ class Database:
         try:
             async with self.engine.connect() as connection, connection.begin():
                 return await work(connection)
+        except NoConnectionError as error:
+            raise exhausted(error) from error
         except DBAPIError as error:
             raise translated(error) from error
+
+
+def exhausted(error: NoConnectionError) -> BackendError:
+    """Return the error of a pool whose connections are all in use, as where the database hangs."""
+    return BackendError(f"ledger: no connection is free ({error}); see whether the database answers")
 
 
 def passing(error: DBAPIError) -> bool:

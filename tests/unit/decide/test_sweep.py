@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from gpubank.decide.compile import revisions
 from gpubank.decide.sweep import ON_ITS_WAY, YOUNG, Open, Sweep, seen_twice, sweep
 from gpubank.domain.contract import Side
 from gpubank.domain.demand import DemandState
@@ -195,8 +196,16 @@ def test_a_quota_that_somebody_edited_is_reported(model: Model) -> None:
 
 def test_a_quota_that_the_bank_is_about_to_write_is_not(model: Model) -> None:
     model.queues["a", BORROW].nominal = 12
-    model.queues["a", BORROW].stamp = -1
+    model.queues["a", BORROW].stamp = revisions(model.books)["a", BORROW] - 1
     assert swept(model).findings == ()
+    model.queues["a", BORROW].nominal, model.queues["a", BORROW].stamp = 0, -1  # a queue that was made just now
+    assert swept(model).findings == ()
+
+
+def test_a_quota_that_lost_its_stamp_with_the_edit_is_reported(model: Model) -> None:
+    model.queues["a", BORROW].nominal = 12
+    model.queues["a", BORROW].stamp = -1
+    assert found(swept(model)) == [(SweepKind.QUOTA_EDITED, "a.h100.borrow")]
 
 
 def test_work_that_runs_in_a_borrow_queue_without_a_loan_is_reported(model: Model) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gpubank.adapters.kubernetes.kinds import Object
 from gpubank.adapters.kubernetes.quantities import Requests, floor, pod_requests
-from gpubank.domain.base import GROUP
+from gpubank.domain.base import GROUP, bounded
 from gpubank.domain.contract import CHECKPOINT_PREFIX, MARK_ANNOTATION
 from gpubank.domain.facts import Mark, Wait
 
@@ -179,8 +179,8 @@ class WorkloadEntry:
         return found is not None and found.status
 
     def gpus(self, resource: str) -> int:
-        """Devices it asks for, or holds, in all."""
-        return sum(each.count * each.requests.get(resource, 0) for each in self.pod_sets)
+        """Devices it asks for, or holds, in all; within the bounds of what is reckoned with."""
+        return bounded(sum(each.count * each.requests.get(resource, 0) for each in self.pod_sets))
 
     def declares(self, resource: str) -> bool:
         """Tell whether it ever asked for any."""

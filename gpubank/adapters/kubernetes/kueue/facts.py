@@ -17,6 +17,7 @@ from gpubank.adapters.kubernetes.kueue.entries import (
     WorkloadEntry,
     checkpoint_annotations,
 )
+from gpubank.domain.base import bounded
 from gpubank.domain.contract import Side, WorkloadContract
 from gpubank.domain.facts import NodeFacts, PodFacts, PoolFacts, QueueFacts, Wait, WorkloadFacts
 from gpubank.domain.loan import WorkloadKey
@@ -179,7 +180,7 @@ class PoolReader:
             before = known.get(node.name)
             if before is None or before[0] != case:
                 gpus, in_use, ready = case
-                before = (case, NodeFacts(name=node.name, gpus=gpus, used=in_use, ready=ready))
+                before = (case, NodeFacts(name=node.name, gpus=gpus, used=bounded(in_use), ready=ready))
             self._nodes[node.name] = before
         return tuple(facts for _, facts in self._nodes.values())
 
@@ -226,7 +227,7 @@ def _queue(name: str, seat: Seat, body: Object, held: int, let_go: int, fenced: 
         kind=seat.side,
         nominal=queues.nominal(body),
         # Kueue's sum and the Workloads are told at different moments; GPUs are free when both say so.
-        reserved=max(queues.reserved(body) - let_go, held),
+        reserved=bounded(max(queues.reserved(body) - let_go, held)),
         stamp=queues.stamp(body),
         fenced=fenced,
         fail_safe=queues.in_cohort(body),
@@ -287,7 +288,7 @@ def _workload(case: _Case) -> WorkloadFacts:
         group=seat.group,
         kind=seat.side,
         gpus=entry.gpus(resource),
-        pods=max(sum(each.count for each in entry.pod_sets if each.requests.get(resource)), 1),
+        pods=max(bounded(sum(each.count for each in entry.pod_sets if each.requests.get(resource))), 1),
         priority=entry.priority,
         priority_class=entry.priority_class,
         created_at=entry.created_at,
@@ -308,7 +309,7 @@ def _workload(case: _Case) -> WorkloadFacts:
             PodFacts(
                 uid=pod.uid,
                 name=pod.name,
-                gpus=pod.requests.get(resource, 0),
+                gpus=bounded(pod.requests.get(resource, 0)),
                 node=pod.node,
                 running=pod.running,
                 terminating=pod.terminating,

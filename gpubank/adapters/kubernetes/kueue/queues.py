@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpubank.adapters.kubernetes.kinds import CLUSTER_QUEUE, LOCAL_QUEUE, RESOURCE_FLAVOR, Kind, Object
 from gpubank.adapters.kubernetes.quantities import ceil, floor
+from gpubank.domain.base import bounded
 from gpubank.domain.contract import (
     FAIL_SAFE_EPOCH_ANNOTATION,
     FAIL_SAFE_LAST_ANNOTATION,
@@ -183,12 +184,13 @@ def borrowing_limit(body: Object) -> int | None:
 
 
 def _amount(flavors: list[Object], resource: str, read: Any) -> int:
-    return sum(
+    amounts = (
         int(read(each))
         for flavor_ in flavors
         for each in flavor_.get("resources") or ()
         if each.get("name") == resource
     )
+    return bounded(sum(amounts))
 
 
 def _whole(annotations: Mapping[str, str] | None, name: str, missing: int) -> int:

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from gpubank.adapters.kubernetes.kinds import Object
 from gpubank.adapters.kubernetes.quantities import ceil, floor, pod_requests
+from gpubank.domain.base import MAX_GPUS
 
 GPU = "nvidia.com/gpu"
 
@@ -15,10 +16,24 @@ def container(gpus: int | str | None = None, **more: object) -> Object:
 
 @pytest.mark.parametrize(
     ("quantity", "low", "high"),
-    [("8", 8, 8), (8, 8, 8), ("7500m", 7, 8), ("1k", 1000, 1000), (None, 0, 0), ("0", 0, 0), ("1Ki", 1024, 1024)],
+    [
+        ("8", 8, 8),
+        (8, 8, 8),
+        ("7500m", 7, 8),
+        ("1k", 1000, 1000),
+        (None, 0, 0),
+        ("0", 0, 0),
+        ("1Ki", 1024, 1024),
+        ("2G", MAX_GPUS, MAX_GPUS),
+        ("-1", 0, 0),
+    ],
 )
 def test_a_quota_is_rounded_down_and_a_use_up(quantity: object, low: int, high: int) -> None:
     assert (floor(quantity), ceil(quantity)) == (low, high)
+
+
+def test_an_absurd_quantity_is_read_as_the_most_or_the_least_that_is_reckoned_with() -> None:
+    assert [(floor(each), ceil(each)) for each in ("2G", "-1")] == [(MAX_GPUS, MAX_GPUS), (0, 0)]
 
 
 @pytest.mark.parametrize(

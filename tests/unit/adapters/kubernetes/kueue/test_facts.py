@@ -18,6 +18,7 @@ from gpubank.adapters.kubernetes.kueue.entries import (
     WorkloadEntry,
 )
 from gpubank.adapters.kubernetes.kueue.facts import FINISHED_FOR, PoolReader, Seen
+from gpubank.domain.base import MAX_GPUS
 from gpubank.domain.contract import CAPACITY_ROLE_LABEL, RETRYABLE_LABEL, Side
 from gpubank.domain.facts import PoolFacts, Wait
 from gpubank.domain.layout import GroupLayout, PoolLayout
@@ -304,3 +305,18 @@ def test_a_reader_that_has_read_before_reads_what_a_new_one_does(changes: list[t
         assert found == facts(*cluster.workloads.values(), **parts)
         again = facts(*cluster.workloads.values(), reader=old, **parts)
         assert all(one is other for one, other in zip(found.workloads, again.workloads, strict=True))
+
+
+def test_absurd_amounts_are_read_as_the_most_that_is_reckoned_with() -> None:
+    huge = workload("huge", pod_sets=(PodSet(200_000, 200_000, {GPU: 8}, {}, {}),))
+    worse = workload("worse", pod_sets=(PodSet(2**31 - 1, 2**31 - 1, {GPU: 2**31}, {}, {}),))
+    greedy = [pod(name, owner="job-huge", requests={GPU: 2**40}) for name in ("p", "q")]
+    node = NodeEntry("n1", {"pool": "h100"}, {GPU: 8}, True)
+    found = facts(huge, worse, pods=greedy, nodes=[node], own=queue(Side.OWN, 5_000_000, 2**40))
+    assert [each.gpus for each in found.workloads] == [MAX_GPUS, MAX_GPUS]
+    assert [each.gpus for each in found.workloads[0].pod_facts] == [MAX_GPUS, MAX_GPUS]
+    assert [each.used for each in found.nodes] == [MAX_GPUS]
+    own = found.queue("ads", Side.OWN)
+    assert own is not None
+    assert (own.nominal, own.reserved) == (MAX_GPUS, MAX_GPUS)
+    assert found.pending("ads") == 2 * MAX_GPUS
