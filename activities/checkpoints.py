@@ -134,7 +134,7 @@ class CheckpointActivities(CheckpointCalls):
             return CheckpointOutcome(finished=True)
         if workload.contract.checkpoint is None:
             return CheckpointOutcome(failure="it declares no checkpoint hook any more")
-        if not any(pod.running and not pod.terminating for pod in workload.pod_facts):
+        if not workload.works:
             return CheckpointOutcome(nothing_to_save=True)
         target = checkpoint_target(workload)
         if target is None:

@@ -160,11 +160,18 @@ class LoanActivities(LoanCalls):
                 await self._take(step, facts, books, in_own)
             if not step.asked and await self._pools.is_leased(facts, books, step.workload.uid):
                 return StopResult.LEASED
+            if self._is_stale(step, workload):
+                return StopResult.STALE
             await self._pools.quota.stop(step.pool, step.workload, mark, seen=workload.version)
             return StopResult.STOPPED
 
         async with asyncio.timeout(ATTEMPT_SECONDS):
             return await settled(attempt)
+
+    def _is_stale(self, step: LoanStep, workload: WorkloadFacts) -> bool:
+        """Whether more would be lost than when the stop was ordered: it may have waited, for a freeze or a worker."""
+        late = step.good_until is not None and self._pools.now() > step.good_until
+        return late or (step.idle and workload.works)
 
     @activity.defn(name="loan.await_gone")
     async def await_gone(self, step: LoanStep) -> GoneResult:

@@ -236,8 +236,10 @@ class BankClient(Incidents):
     async def return_now(self, loan: str, decision: Decision) -> LoanState:
         """Have a job saved, stopped and its GPUs returned; raise `PolicyError` unless it runs."""
         with in_words(f"loan {loan!r}"):
+            term = (await self.loan_state(loan)).term
             handle = self.temporal.get_workflow_handle(loan)
-            return await handle.execute_update(LoanWorkflow.return_now, decision, rpc_timeout=CALL_TIMEOUT)
+            word = decision.model_copy(update={"term": term})
+            return await handle.execute_update(LoanWorkflow.return_now, word, rpc_timeout=CALL_TIMEOUT)
 
     async def approve(self, reclaim: str, decision: Decision) -> ReclaimState:
         """Approve what a recall would take; raise `PolicyError` unless it waits for approval."""

@@ -105,6 +105,7 @@ class LoanWorkflow:
         loan = self._loan
         sight = await loan.acts.look(loan.step())
         loan.set(term=sight.term, gpus=sight.gpus, lenders=sight.lenders, recalls=sight.recalls, own=sight.own)
+        loan.keep_wanted(sight.live_demands)  # a Loan that is reset hears again what was wanted long ago
         if sight.finished:
             loan.set(finished=True)
         elif sight.stopped and sight.recalled_lines:
@@ -153,6 +154,9 @@ class LoanWorkflow:
         """Reactivate it; it stays PARKED until its lines are granted."""
         loan = self._loan
         loan.set(offered=False)
+        if loan.state.phase is LoanPhase.ACTIVE and (await loan.acts.look(loan.step())).stopped:
+            # The API server took a stop in that it was thought not to have got: nobody knew, and it was let go on.
+            await loan.finish_stop(loan.step(reason="it was stopped while it was let go"))
         if loan.state.phase is not LoanPhase.PARKED:
             return
         step = loan.acts.step(loan.state.term + 1, loan.state.recalls, "there is room again")
@@ -178,6 +182,10 @@ class LoanWorkflow:
 
     async def _order_return(self, decision: Decision) -> None:
         loan = self._loan
+        if decision.term is not None and decision.term < loan.state.term:
+            self._return = None
+            loan.show("it was asked for in an earlier term")
+            return
         reason = f"{decision.identity or 'somebody'} returns it: {decision.reason or 'no reason given'}"
         order = await loan.acts.return_order(loan.step(loan.state.recalls + 1, reason))
         self._return = None
@@ -198,8 +206,9 @@ class LoanWorkflow:
 
     @workflow.signal
     def offered(self, offer: Offered) -> None:
-        """Take down that GPUs for the whole parked Workload lie ready."""
-        if self._loan.state.phase is LoanPhase.PARKED and offer.term == self._loan.state.term + 1:
+        """Take down that GPUs for the whole parked Workload lie ready; it may be parked, and the Loan not know it."""
+        is_known = self._loan.state.phase in (LoanPhase.PARKED, LoanPhase.ACTIVE)
+        if is_known and offer.term == self._loan.state.term + 1:
             self._loan.set(offered=True, own=self._loan.state.own or offer.own)
 
     @workflow.signal

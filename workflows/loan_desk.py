@@ -1,7 +1,7 @@
 """What a Loan remembers, and how it shows it: state, deadlines, answers to Reclaims, Temporal's UI."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from datetime import datetime
 from typing import Any
 
@@ -39,6 +39,9 @@ class LoanDesk:
         self.stops: set[str] = set()
         """Demands that can be met once it is stopped."""
 
+        self.lost = False
+        """It will be stopped without the checkpoint that its class asks for."""
+
         self._aside: list[asyncio.Task[None]] = []
 
     def aside(self, word: Coroutine[Any, Any, None]) -> None:
@@ -61,7 +64,14 @@ class LoanDesk:
     @property
     def untold(self) -> bool:
         """Whether somebody does not know yet that the Workload may be stopped."""
-        return any(order.reclaim and order.demand not in self.told for order in self.state.orders)
+        return any(self._is_untold(order) for order in self.state.orders)
+
+    def _is_untold(self, order: RecallOrder) -> bool:
+        """Whether it may be stopped for an order, and whoever gave it does not know.
+
+        What could not be saved may be stopped for an order that evicts, and not for another one.
+        """
+        return bool(order.reclaim) and order.demand not in self.told and (evicts(order) or not self.lost)
 
     @property
     def stop_wanted(self) -> bool:
@@ -82,8 +92,13 @@ class LoanDesk:
     @property
     def evicts(self) -> bool:
         """Whether it is stopped at the end of the notice although it could not be saved."""
-        orders = self.state.orders
-        return any(o.overdue or o.on_checkpoint_failure is OnCheckpointFailure.EVICT for o in orders)
+        return any(evicts(order) for order in self.state.orders)
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether one of those who want it stopped now has it stopped unsaved; of all, while nobody wants that yet."""
+        asking = [order for order in self.state.orders if not order.reclaim or order.demand in self.stops]
+        return any(evicts(order) for order in asking or self.state.orders)
 
     def step(self, recall: int | None = None, reason: str = "") -> LoanStep:
         """Name a step of the term and recall that run."""
@@ -99,12 +114,18 @@ class LoanDesk:
         self.set(history=(*state.history[:-1], ended))
         await self.acts.use(last.term, last.gpus, last.started_at, at)
 
+    def keep_wanted(self, live_demands: Collection[str]) -> None:
+        """Forget the orders of demands that have ended."""
+        kept = tuple(order for order in self.state.orders if not order.reclaim or order.demand in live_demands)
+        self.stops &= {order.demand for order in kept}
+        self.set(orders=kept, stop_ordered=bool(self.stops))
+
     # ---- answers
 
     def tell_durable(self) -> None:
         """Tell everybody who does not know yet that the Workload may be stopped."""
         for order in self.state.orders:
-            if order.reclaim and order.demand not in self.told:
+            if self._is_untold(order):
                 self.told.add(order.demand)
                 self.aside(self._report(order, LoanOutcome.DURABLE, self.state.note))
 
@@ -170,3 +191,8 @@ class LoanDesk:
             ]
         )
         workflow.set_current_details(loan_details(start, state))
+
+
+def evicts(order: RecallOrder) -> bool:
+    """Whether an order has the Workload stopped although it could not be saved."""
+    return order.overdue or order.on_checkpoint_failure is OnCheckpointFailure.EVICT

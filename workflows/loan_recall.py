@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from temporalio import workflow
 
@@ -48,9 +48,6 @@ class LoanRecalls(LoanDesk):
 
     def __init__(self, start: LoanInput) -> None:
         super().__init__(start)
-        self._lost = False
-        """It will be stopped without the checkpoint that its class asks for."""
-
         self._saved = False
         """A checkpoint of this recall is verified; those of earlier ones say nothing about the work since."""
 
@@ -68,7 +65,7 @@ class LoanRecalls(LoanDesk):
         number = self.state.recalls + 1
         self.set(recalls=number, deadline=order.deadline)
         self.told.clear()
-        self._lost, self._saved, self._asks = False, False, 0
+        self.lost, self._saved, self._asks = False, False, 0
         step = self.step(number, order.reason)
         found = await self.acts.recall_lines(step, lambda: self.unwanted)
         if found is None:
@@ -121,7 +118,7 @@ class LoanRecalls(LoanDesk):
         self.move(LoanPhase.CHECKPOINTING, "asked for a checkpoint")
         end = await self._ask_until_saved(step)
         if end is _Next.FAILED and self.evicts:
-            self._lost = True
+            self.lost = True
             return _Next.READY
         return end
 
@@ -200,6 +197,8 @@ class LoanRecalls(LoanDesk):
         """Say that it may be stopped, and stop it when a demand can be met."""
         self.move(LoanPhase.DURABLE, self.state.note or "may be stopped")
         while True:
+            if self.lost and not self.evicts and not self.unwanted and not await self._refresh(step):
+                return _Next.FAILED  # whoever would have had it stopped unsaved has let go of it
             self.tell_durable()
             check = workflow.now() + CHECK_DEMANDS
             heard = await wait_until(
@@ -220,8 +219,7 @@ class LoanRecalls(LoanDesk):
         """Stop it; None if those who could be met have let go of it, and others still wait for it."""
         if not await self._refresh(step):
             return _Next.FAILED
-        asked = step.model_copy(update={"asked": any(not order.reclaim for order in self.state.orders)})
-        result = await self.acts.stop(asked, lambda: self.unwanted or not self.stop_wanted)
+        result = await self.acts.stop(self._as_things_are(step), lambda: self.unwanted or not self.stop_wanted)
         if result is StopResult.STOPPED:
             await self._book_loss(step)
             return _Next.STOPPED
@@ -237,6 +235,17 @@ class LoanRecalls(LoanDesk):
             return _Next.FINISHED
         return None if self.state.orders else _Next.RELEASED
 
+    def _as_things_are(self, step: LoanStep) -> LoanStep:
+        """Say how long it may be stopped on what is saved: in a freeze a stop waits, and the job works on."""
+        order, now = self.state.order, workflow.now()
+        update: dict[str, Any] = {"asked": any(not each.reclaim for each in self.state.orders)}
+        saves = any(each.needs_checkpoint for each in self.state.orders)
+        if saves and not self.lost and order is not None:
+            saved = self.state.checkpoint if self._saved else None
+            fresh = now if saved is None else saved.verified_at + order.max_checkpoint_age
+            update |= {"good_until": max(fresh, now + REFRESH), "idle": saved is None}
+        return step.model_copy(update=update)
+
     async def _refresh(self, step: LoanStep) -> bool:
         """Ask once more where the checkpoint has grown old, or where nothing ran when it was asked before.
 
@@ -244,8 +253,10 @@ class LoanRecalls(LoanDesk):
         pods run now, and its policy protects it.
         """
         order = self.state.order
-        if self._lost or order is None or not any(each.needs_checkpoint for each in self.state.orders):
+        lost = self.lost and self.may_be_lost
+        if lost or order is None or not any(each.needs_checkpoint for each in self.state.orders):
             return True
+        self.lost = False
         saved = self.state.checkpoint if self._saved else None
         if saved is not None and workflow.now() - saved.verified_at <= order.max_checkpoint_age:
             return True
@@ -257,10 +268,10 @@ class LoanRecalls(LoanDesk):
             self._keep(outcome.checkpoint)
         nothing = outcome is not None and (outcome.nothing_to_save or outcome.finished)
         if not self._saved and not nothing and not self.unwanted:
-            if not self.evicts:
+            if not self.may_be_lost:
                 self._judge(outcome)
                 return False
-            self._lost = True
+            self.lost = True
         stands = f"its checkpoint of step {self.state.last_step} stands" if self._saved else "may be stopped"
         self.move(LoanPhase.DURABLE, stands)
         return True
@@ -286,7 +297,7 @@ class LoanRecalls(LoanDesk):
     async def _protect(self, step: LoanStep, outcome: LoanOutcome, event: str) -> None:
         why = self.state.note or "it could not be saved in time"
         if not await self.acts.release_lines(step.model_copy(update={"reason": why})):
-            await self._finish_stop(step)
+            await self.finish_stop(step)
             return
         self.move(LoanPhase.PROTECTED, why)
         self.answer(outcome, why)
@@ -296,13 +307,13 @@ class LoanRecalls(LoanDesk):
 
     async def _let_go(self, step: LoanStep, why: str) -> None:
         if not await self.acts.release_lines(step.model_copy(update={"reason": why})):
-            await self._finish_stop(step)
+            await self.finish_stop(step)
             return
         self.set(deadline=None, stop_ordered=False)
         if self.state.phase in _RECALL_PHASES:
             self.move(LoanPhase.ACTIVE, why)
 
-    async def _finish_stop(self, step: LoanStep) -> None:
+    async def finish_stop(self, step: LoanStep) -> None:
         """Follow a stop that happened although its answer was lost."""
         note = "it turned out to be stopped already"
         self._pass_through(LoanPhase.RECALLED, LoanPhase.DURABLE, LoanPhase.STOPPING, note=note)
@@ -316,7 +327,7 @@ class LoanRecalls(LoanDesk):
     async def _book_loss(self, step: LoanStep) -> None:
         """Book the GPU time whose work is lost, where a job was stopped without the checkpoint it should have."""
         state = self.state
-        if not self._lost:
+        if not self.lost:
             return
         term = state.history[-1] if state.history and state.history[-1].term == state.term else None
         begins = [term.started_at] if term is not None else []
@@ -337,6 +348,5 @@ class LoanRecalls(LoanDesk):
     async def _drop_ended_demands(self, step: LoanStep) -> None:
         """Forget recalls whose demand has ended although nobody said so, as when a Reclaim was terminated."""
         sight = await self.acts.look(step)
-        kept = tuple(o for o in self.state.orders if not o.reclaim or o.demand in sight.live_demands)
-        self.stops &= {order.demand for order in kept}
-        self.set(orders=kept, finished=self.state.finished or sight.finished, stop_ordered=bool(self.stops))
+        self.keep_wanted(sight.live_demands)
+        self.set(finished=self.state.finished or sight.finished)

@@ -31,6 +31,9 @@ FIRST_NEWS: Final = timedelta(minutes=1)
 OUT_OF_ORDER: Final = timedelta(minutes=1)
 """How much older than the last one a list may be that only comes late; an older one is of a clock that was wrong."""
 
+AT_ONCE: Final = 200
+"""Demands that are served at a time: each has up to four activities open, and Temporal refuses more than 2,000."""
+
 KEPT: Final = 20
 """Demands that have ended and are still shown."""
 
@@ -58,6 +61,8 @@ class ReclaimWorkflow:
         self._runs: dict[str, DemandRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._needs: Needs | None = None
+        self._resting = False
+        self._served = 0
         self._shown: tuple[object, ...] = ()
 
     # ---- the loop
@@ -96,6 +101,7 @@ class ReclaimWorkflow:
 
     async def _rest(self) -> None:
         """Continue as new; plans are idempotent and Loans answer again, so little needs to be carried."""
+        self._resting = True
         for run in self._runs.values():
             run.resting = True
         await workflow.wait_condition(lambda: self._idle() or bool(self._failed()))
@@ -103,15 +109,29 @@ class ReclaimWorkflow:
         open_demands = tuple(run.progress for run in self._runs.values() if not run.ended)
         if open_demands and not self._failed():
             workflow.continue_as_new(self._start.model_copy(update={"demands": open_demands}))
+        self._resting = False
 
     def _begin(self, progress: DemandProgress) -> None:
         ended = [demand for demand, known in self._runs.items() if known.ended and self._tasks[demand].done()]
         for demand in ended[:-KEPT]:
             del self._runs[demand], self._tasks[demand]
         run = DemandRun(self._start, progress, self._show)
+        run.resting = self._resting  # one that comes while others rest is taken along, not served
         self._runs[progress.demand] = run
-        self._tasks[progress.demand] = asyncio.create_task(run.run())
+        self._tasks[progress.demand] = asyncio.create_task(self._serve(run))
         self._show()
+
+    async def _serve(self, run: DemandRun) -> None:
+        """Serve a demand when its turn has come, which is at once but where very many are open."""
+        while self._served >= AT_ONCE and not run.resting:
+            await workflow.wait_condition(lambda: self._served < AT_ONCE or run.resting)
+        if run.resting:
+            return
+        self._served += 1
+        try:
+            await run.run()
+        finally:
+            self._served -= 1
 
     # ---- signals
 

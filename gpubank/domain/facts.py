@@ -143,6 +143,11 @@ class WorkloadFacts(Message):
         return len(bound) >= self.pods
 
     @property
+    def works(self) -> bool:
+        """Whether a pod of it runs that is not being ended: there may be something to lose."""
+        return any(pod.running and not pod.terminating for pod in self.pod_facts)
+
+    @property
     def gone(self) -> bool:
         """Whether it holds neither quota nor pods."""
         return not self.reserved and not self.pod_facts

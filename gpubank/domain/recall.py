@@ -330,7 +330,7 @@ class Extension(Message):
 
 
 class Decision(Message):
-    """A person's word on a Reclaim that needs approval."""
+    """A person's word on a Reclaim that needs approval, or on a Loan that is to be returned."""
 
     identity: str
     verified: bool = False
@@ -339,6 +339,9 @@ class Decision(Message):
     reason: str = ""
     demand: str = ""
     """Demand that it is about; empty means every one that waits for approval."""
+
+    term: int | None = None
+    """Term of the Loan that its sender saw: a Loan that is reset hears words on earlier ones again."""
 
 
 class ReclaimInput(Message):

@@ -39,6 +39,12 @@ class LoanStep(Message):
     asked: bool = False
     """Whether a person ordered it, which no lease forbids."""
 
+    good_until: AwareDatetime | None = None
+    """To stop it: when the checkpoint is too old that it is stopped with; None where that does not matter."""
+
+    idle: bool = False
+    """To stop it: whether it is stopped without a checkpoint because no pod of it runs."""
+
     def key(self, step: str) -> str:
         """Idempotency key of an effect of this step."""
         return f"{self.loan}/{self.term}/{step}"
@@ -110,6 +116,9 @@ class StopResult(StrEnum):
 
     LEASED = "Leased"
     """A CapacityLease protects it now: nothing was done."""
+
+    STALE = "Stale"
+    """Its checkpoint has grown old while the stop waited, as in a freeze, or its pods run now: nothing was done."""
 
 
 class GoneResult(Message):

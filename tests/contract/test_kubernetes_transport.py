@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gpubank.adapters.kubernetes.transport import AiohttpTransport
+from gpubank.adapters.kubernetes.transport import KeptTransport
 from gpubank.lab.pki import Authority
 
 LARGE = 32 * 1024 * 1024
@@ -24,11 +24,11 @@ LARGE = 32 * 1024 * 1024
 Build = Callable[[ssl.SSLContext], httpx2.AsyncBaseTransport]
 
 
-@pytest.fixture(params=["aiohttp", "httpx2"])
+@pytest.fixture(params=["kept", "httpx2"])
 def build(request: pytest.FixtureRequest) -> Build:
     """Make the transport of the bank, and the one that it stands in for."""
-    if request.param == "aiohttp":
-        return AiohttpTransport
+    if request.param == "kept":
+        return KeptTransport
     return lambda trust: httpx2.AsyncHTTPTransport(verify=trust)
 
 
@@ -183,7 +183,7 @@ async def test_a_call_that_is_cancelled_at_any_moment_leaves_no_socket_open(auth
             steps = 0
             while "GET /plain" not in "".join(server.heard):
                 steps += 1
-                async with client(AiohttpTransport, authority, address) as http:
+                async with client(KeptTransport, authority, address) as http:
                     call = asyncio.create_task(http.get("/plain"))
                     for _ in range(steps):
                         await asyncio.sleep(0)

@@ -10,49 +10,13 @@ from activities.checkpoints import CheckpointActivities
 from activities.failures import not_yet
 from activities.leftovers import Leftovers
 from gpubank.decide.step import LoanSignal, SignalKind
-from gpubank.domain.demand import DemandKind
 from gpubank.domain.errors import BackendError
 from gpubank.domain.facts import WorkloadFacts
-from gpubank.domain.policy import OnCheckpointFailure
-from gpubank.domain.recall import LoanInput, LoanPhase, RecallOrder, ReleaseOrder, StopOrder
-from gpubank.domain.steps import CheckpointOutcome, LoanOrder
+from gpubank.domain.recall import LoanPhase
+from gpubank.domain.steps import CheckpointOutcome
 from tests.fakes.bank import POOL, FakeBank
 from tests.fakes.trainer import Mood
-
-RECLAIM = "reclaim/local/h100/nobody"
-
-
-class Desk:
-    """Gives orders in the name of Reclaims that do not run."""
-
-    def __init__(self, bank: FakeBank, workload: WorkloadFacts) -> None:
-        self.bank = bank
-        self.start = LoanInput(
-            cluster=bank.cluster, pool=POOL, borrower=workload.group, workload=workload.key, gpus=workload.gpus
-        )
-
-    async def recall(self, demand: str, *, saves: bool = False, **update: Any) -> None:
-        order = RecallOrder(
-            reclaim=RECLAIM,
-            demand=demand,
-            lender="serving",
-            kind=DemandKind.WORKLOAD,
-            reason="a test",
-            line_ids=(),
-            needs_checkpoint=saves,
-            on_checkpoint_failure=OnCheckpointFailure.PROTECT,
-            deadline=datetime.now(UTC) + timedelta(seconds=30),
-        )
-        await self.give(recall=order.model_copy(update=update))
-
-    async def stop(self, demand: str) -> None:
-        await self.give(stop=StopOrder(reclaim=RECLAIM, demand=demand))
-
-    async def release(self, demand: str) -> None:
-        await self.give(release=ReleaseOrder(reclaim=RECLAIM, demand=demand, reason="a test"))
-
-    async def give(self, **order: Any) -> None:
-        await self.bank.client.order(LoanOrder(start=self.start, **order))
+from tests.workflows.orders import Desk
 
 
 async def test_a_recall_of_work_that_has_just_ended_is_answered_once_and_the_loan_closes(bank: FakeBank) -> None:
@@ -117,14 +81,14 @@ async def _orders(bank: FakeBank, workload: WorkloadFacts, demands: tuple[str, .
     return False
 
 
-def nothing_runs_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the first look at the pods find none of them running."""
+def nothing_runs_at_first(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
+    """Have the first looks at the pods find none of them running."""
     looks: list[object] = []
     found = CheckpointActivities._target
 
     async def target(self: CheckpointActivities, step: Any) -> Any:
         looks.append(step)
-        return CheckpointOutcome(nothing_to_save=True) if len(looks) == 1 else await found(self, step)
+        return CheckpointOutcome(nothing_to_save=True) if len(looks) <= count else await found(self, step)
 
     monkeypatch.setattr(CheckpointActivities, "_target", target)
 

@@ -1,13 +1,17 @@
 """Recalls under faults: workers that restart, workflows that are terminated, histories that are cut."""
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from temporalio.service import RPCError
 
+from gpubank.client import BankClient
 from gpubank.domain.errors import BackendError
 from gpubank.domain.recall import LoanPhase, ReclaimPhase
+from gpubank.domain.steps import LoanOrder
 from gpubank.embedded import devserver
 from gpubank.embedded.devserver import DevServer
 from tests.fakes.bank import FakeBank, fake_bank
@@ -124,3 +128,44 @@ async def test_histories_that_are_cut_again_and_again_carry_everything(
             assert back.history[0] == parked.history[0]
             runs = [found async for found in client.temporal.list_workflows("ExecutionStatus = 'ContinuedAsNew'")]
             assert {run.workflow_type for run in runs} == {"Loan", "Reclaim"}
+
+
+async def test_a_demand_that_comes_while_a_history_is_cut_is_taken_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(devserver.TUNING, "limit.historyCount.suggestContinueAsNew", "120")
+    monkeypatch.setattr("workflows.reclaim_demand.SEND_AGAIN", timedelta(milliseconds=300))
+    order = BankClient.order
+
+    async def slowly(self: BankClient, given: LoanOrder) -> None:
+        await asyncio.sleep(0.5)  # whoever rests waits for it
+        await order(self, given)
+
+    monkeypatch.setattr(BankClient, "order", slowly)
+    async with DevServer(tmp_path / "temporal", search_attributes=attributes.KINDS, persistent=False) as server:
+        client = await connected(server.address)
+        async with fake_bank(client, {"research": 8, "serving": 8}) as bank:
+            bank.trainers.mood = Mood.SILENT
+            for number in range(16):
+                await bank.borrow("research", f"train-{number}", 1, hook=True)
+            handle = client.temporal.get_workflow_handle(bank.reclaim("serving"))
+
+            async def is_long() -> bool:
+                with contextlib.suppress(RPCError):
+                    return (await handle.describe()).history_length > 80
+                return False
+
+            await bank.own("serving", "serve-0", 1)
+            await bank.until(is_long, "its history is about to be cut")
+            for number in range(1, 8):
+                await bank.own("serving", f"serve-{number}", 1)
+                await asyncio.sleep(0.7)
+
+            async def is_cut() -> bool:
+                return (await handle.describe()).history_length < 100
+
+            await bank.until(is_cut, "its history is cut although somebody came meanwhile", timeout=20)
+            await bank.reclaim_where("serving", lambda state: len(state.demands) == 8)
+            bank.trainers.mood = Mood.SAVES
+            for number in range(8):
+                await bank.placed(f"serve-{number}")

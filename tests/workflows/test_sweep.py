@@ -3,7 +3,7 @@
 import asyncio
 from datetime import timedelta
 
-from temporalio.client import ScheduleOverlapPolicy
+from temporalio.client import ScheduleActionExecutionStartWorkflow, ScheduleOverlapPolicy, WorkflowExecutionStatus
 
 from activities.interfaces import BANK_QUEUE
 from gpubank.domain.contract import Side
@@ -201,9 +201,29 @@ async def test_the_schedule_skips_what_overlaps_and_does_not_catch_up_for_long(b
     assert schedule.policy.overlap is ScheduleOverlapPolicy.SKIP
     assert schedule.policy.catchup_window == timedelta(minutes=1)
     assert [interval.every for interval in schedule.spec.intervals] == [timedelta(minutes=5)]
+
+
+async def test_a_sweep_of_the_schedule_runs_in_the_banks_queue_and_reports_what_is_wrong(bank: FakeBank) -> None:
+    await bank.borrow("research", "train", 16, pods=2)
+    await quiet(bank)
+    bank.world.simulated.edit_quota(f"serving.{POOL}.borrow", 5)
+    await bank.client.start_sweeps("local")
+    schedule = bank.client.temporal.get_schedule_handle(sweep_schedule("local"))
     await bank.client.sweep_now("local")
 
-    async def ran() -> bool:
-        return bool((await handle.describe()).info.recent_actions)
+    async def started() -> ScheduleActionExecutionStartWorkflow | None:
+        actions = [result.action for result in (await schedule.describe()).info.recent_actions]
+        return next((each for each in actions if isinstance(each, ScheduleActionExecutionStartWorkflow)), None)
 
-    await bank.until(ran, "a sweep was started")
+    action = await bank.until(started, "a sweep was started")
+    handle = bank.client.temporal.get_workflow_handle_for(SweepWorkflow.run, action.workflow_id)
+    async with asyncio.timeout(60):
+        report = await handle.result()
+    sweep = await handle.describe()
+    assert (sweep.status, sweep.task_queue) == (WorkflowExecutionStatus.COMPLETED, BANK_QUEUE)
+    assert sweep.run_id == action.first_execution_run_id
+    assert sweep.id.startswith(sweep_schedule("local"))
+    assert (report.pools, report.unswept) == (1, ())
+    found = {finding.kind: finding for finding in report.findings}
+    assert found[SweepKind.QUOTA_EDITED].subject == f"serving.{POOL}.borrow"
+    assert SweepKind.QUOTA_EDITED in bank.ledger.actions()

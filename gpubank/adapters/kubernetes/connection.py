@@ -22,7 +22,7 @@ from lightkube.config.client_adapter import ConnectionParams
 
 from gpubank.adapters.kubernetes.errors import ApiError, ApiNotFoundError, WatchExpiredError, raise_for
 from gpubank.adapters.kubernetes.kinds import Kind, Object
-from gpubank.adapters.kubernetes.transport import AiohttpTransport
+from gpubank.adapters.kubernetes.transport import KeptTransport
 from gpubank.domain.contract import FIELD_MANAGER
 from gpubank.domain.errors import BackendError
 
@@ -65,7 +65,7 @@ class Connection:
             raise BackendError(f"{fact}; check the kubeconfig") from error
         # Where a proxy may stand between, httpx2's own transport knows how to ask it and whom to spare (NO_PROXY).
         if transport is None and not (trust_env and getproxies().keys() & {address.scheme, "all"}):
-            transport = AiohttpTransport(options["verify"])
+            transport = KeptTransport(options["verify"])
         self._http = httpx2.AsyncClient(**options | {"transport": transport})
 
     @classmethod

@@ -1,107 +1,76 @@
-"""What carries httpx2's requests to an API server: aiohttp's connections in place of httpx2's own.
+"""The connections that carry calls to an API server: httpx2's, closed whenever they are left, and kept.
 
-Everything above stays httpx2's: credentials, redirects, errors, answers. Only the bytes go through aiohttp, for two
-reasons (ADR-0013): a call that is cancelled in the middle of a TLS handshake leaves no open socket behind, and a call
-takes a half to a quarter of the processor time, which a pool of 1,000 groups feels.
+httpcore2 closes a connection whose TLS handshake fails, but not one whose handshake is cancelled, and any call or watch
+may be cancelled at its first step: its socket stayed open until the garbage collector found it. See ADR-0013.
 """
 
-import asyncio
-import io
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
-import aiohttp
+import httpcore2
 import httpx2
-from yarl import URL
 
-_CONNECTIONS: Final = 100
-"""Open at a time, as httpx2 has it; each watch holds one."""
+CONNECTIONS: Final = 100
+"""Open at a time, as httpx2 has it; each watch holds one. All of them are kept: a handshake costs as much as a call."""
 
-_KEPT: Final = 30.0
+KEPT: Final = 30.0
 """Seconds for which an idle connection is kept; an API server keeps it for longer."""
 
-_HEADERS_OF_AIOHTTP: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-"""What aiohttp would add, and httpx2 has written already or left out on purpose."""
 
-
-class AiohttpTransport(httpx2.AsyncBaseTransport):
-    """A transport of httpx2 that uses a pool of aiohttp's connections, made at the first request."""
+class KeptTransport(httpx2.AsyncHTTPTransport):
+    """httpx2's transport over a pool whose connections leave no socket behind; without any proxy."""
 
     def __init__(self, trust: ssl.SSLContext) -> None:
         """Prepare; `trust` says whom to believe and who we are."""
-        self._trust = trust
-        self._session: aiohttp.ClientSession | None = None
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send `request` and return the answer as soon as its headers are there.
-
-        The time-outs that count are those of the request: to connect, and between two bytes read. The three together
-        (connect, write, read) are the longest time until the headers. Raises what httpx2's own transport would.
-        """
-        session = self._opened()
-        timeouts = request.extensions.get("timeout", {})
-        connect, write, read = (timeouts.get(each) for each in ("connect", "write", "read"))
-        patience = None if None in (connect, write, read) else connect + write + read
-        content = await request.aread()
-        with _errors_of_httpx2(request):
-            async with asyncio.timeout(patience):
-                answer = await session.request(
-                    request.method,
-                    URL(str(request.url), encoded=True),
-                    headers=request.headers.multi_items(),
-                    data=io.BytesIO(content) if content else None,
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read),
-                )
-        extensions = {"http_version": b"HTTP/1.1", "reason_phrase": (answer.reason or "").encode()}
-        return httpx2.Response(
-            answer.status, headers=list(answer.raw_headers), stream=_Body(answer, request), extensions=extensions
+        super().__init__(verify=trust, trust_env=False)
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=trust,
+            max_connections=CONNECTIONS,
+            max_keepalive_connections=CONNECTIONS,
+            keepalive_expiry=KEPT,
+            network_backend=_Backend(),
         )
 
+
+class _Backend(httpcore2.AnyIOBackend):
+    """Opens connections that close when their handshake is left."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Open one."""
+        return _Stream(await super().connect_tcp(host, port, timeout, local_address, socket_options))
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    """A connection before TLS, if there is any; what comes after the handshake is httpcore2's own."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return await self._stream.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
     async def aclose(self) -> None:
-        """Close every socket."""
-        if self._session is not None:
-            await self._session.close()
+        await self._stream.aclose()
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._trust, limit=_CONNECTIONS, keepalive_timeout=_KEPT),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=_HEADERS_OF_AIOHTTP,
-                auto_decompress=False,
-            )
-        return self._session
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            return await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            await self._stream.aclose()
+            raise
 
-
-class _Body(httpx2.AsyncByteStream):
-    """The bytes of an answer as they come; its connection goes back to the pool if all of them were read."""
-
-    def __init__(self, answer: aiohttp.ClientResponse, request: httpx2.Request) -> None:
-        self._answer, self._request = answer, request
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _errors_of_httpx2(self._request):
-            async for chunk in self._answer.content.iter_any():
-                yield chunk
-
-    async def aclose(self) -> None:
-        self._answer.close()
-
-
-@contextmanager
-def _errors_of_httpx2(request: httpx2.Request) -> Iterator[None]:
-    try:
-        yield
-    except aiohttp.ConnectionTimeoutError as error:
-        raise httpx2.ConnectTimeout(str(error), request=request) from error
-    except TimeoutError as error:
-        raise httpx2.ReadTimeout(str(error), request=request) from error
-    except aiohttp.ClientConnectorError as error:
-        raise httpx2.ConnectError(str(error), request=request) from error
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as error:
-        raise httpx2.RemoteProtocolError(str(error), request=request) from error
-    except aiohttp.ClientError as error:
-        raise httpx2.ReadError(str(error), request=request) from error
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)

@@ -21,7 +21,7 @@ import httpx2
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpubank.adapters.kubernetes.transport import AiohttpTransport
+from gpubank.adapters.kubernetes.transport import KeptTransport
 from gpubank.decide.cycles import CycleCounts
 from gpubank.domain.errors import BackendError, PolicyError
 
@@ -71,7 +71,7 @@ class _Http:
         except OSError as error:
             raise PolicyError(f"kueue.authorities {str(authorities)!r} cannot be used: {error}") from error
         # No proxy stands between two services of one cluster.
-        self._http = httpx2.AsyncClient(transport=AiohttpTransport(trust), trust_env=False, timeout=_TIMEOUT)
+        self._http = httpx2.AsyncClient(transport=KeptTransport(trust), trust_env=False, timeout=_TIMEOUT)
 
     async def get(self, url: str, **params: str) -> httpx2.Response:
         """Ask once. Raises `BackendError`."""
