@@ -162,6 +162,10 @@ class LoanActivities(LoanCalls):
                 return StopResult.LEASED
             if self._is_stale(step, workload):
                 return StopResult.STALE
+            if step.unsaved:
+                terms = await self._pools.terms(step.pool)
+                if terms.on_checkpoint_failure(step.borrower) is OnCheckpointFailure.PROTECT:
+                    return StopResult.PROTECTED
             await self._pools.quota.stop(step.pool, step.workload, mark, seen=workload.version)
             return StopResult.STOPPED
 
@@ -268,7 +272,7 @@ class LoanActivities(LoanCalls):
             reason=step.reason,
             line_ids=_ids(lines),
             needs_checkpoint=workload.contract.reclaim_class is ReclaimClass.CHECKPOINTABLE,
-            on_checkpoint_failure=group.on_checkpoint_failure if group is not None else OnCheckpointFailure.PROTECT,
+            on_checkpoint_failure=terms.on_checkpoint_failure(step.borrower),
             deadline=now + grace,
             latest_deadline=now + max(grace, terms.max_grace_period),
             max_checkpoint_age=terms.max_checkpoint_age,

@@ -228,6 +228,9 @@ class LoanRecalls(LoanDesk):
         if result is StopResult.LEASED:
             self.set(note="a CapacityLease protects it now")
             return _Next.LEASED
+        if result is StopResult.PROTECTED:
+            self.set(note=f"{self.state.note}, and its policy protects it now")
+            return _Next.FAILED
         if result is StopResult.REFUSED:
             self.set(note="its lines were not recalled any more")
             return _Next.FAILED
@@ -244,6 +247,8 @@ class LoanRecalls(LoanDesk):
             saved = self.state.checkpoint if self._saved else None
             fresh = now if saved is None else saved.verified_at + order.max_checkpoint_age
             update |= {"good_until": max(fresh, now + REFRESH), "idle": saved is None}
+        elif saves:
+            update["unsaved"] = not any(order.overdue for order in self.state.orders)
         return step.model_copy(update=update)
 
     async def _refresh(self, step: LoanStep) -> bool:

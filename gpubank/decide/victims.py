@@ -141,10 +141,7 @@ def overdue(desk: Desk, demand: Demand) -> bool:
 
 def on_failure(desk: Desk, demand: Demand, borrower: str) -> OnCheckpointFailure:
     """What happens to a victim without a durable checkpoint: the borrower's policy, or the pool's once overdue."""
-    terms = desk.group(borrower)
-    if overdue(desk, demand):
-        return OnCheckpointFailure.EVICT
-    return terms.on_checkpoint_failure if terms is not None else OnCheckpointFailure.PROTECT
+    return OnCheckpointFailure.EVICT if overdue(desk, demand) else desk.terms.on_checkpoint_failure(borrower)
 
 
 def choose_from(desk: Desk, demand: Demand, spared: frozenset[str]) -> Choice:

@@ -45,6 +45,9 @@ class LoanStep(Message):
     idle: bool = False
     """To stop it: whether it is stopped without a checkpoint because no pod of it runs."""
 
+    unsaved: bool = False
+    """To stop it: whether it could not be saved, and only the borrower's own policy has it stopped all the same."""
+
     def key(self, step: str) -> str:
         """Idempotency key of an effect of this step."""
         return f"{self.loan}/{self.term}/{step}"
@@ -116,6 +119,9 @@ class StopResult(StrEnum):
 
     LEASED = "Leased"
     """A CapacityLease protects it now: nothing was done."""
+
+    PROTECTED = "Protected"
+    """The borrower's policy protects now what could not be saved: nothing was done."""
 
     STALE = "Stale"
     """Its checkpoint has grown old while the stop waited, as in a freeze, or its pods run now: nothing was done."""

@@ -87,6 +87,11 @@ class PoolTerms(Message):
         """Return the group's terms, or None where it has none in this pool."""
         return next((terms for terms in self.groups if terms.group == name), None)
 
+    def on_checkpoint_failure(self, group: str) -> OnCheckpointFailure:
+        """What the group's policy has done to its work that cannot be saved; without a policy it is protected."""
+        terms = self.group(group)
+        return terms.on_checkpoint_failure if terms is not None else OnCheckpointFailure.PROTECT
+
     def allows_class(self, priority_class: str) -> bool:
         """Whether work of the pool may name the priority class; naming none is always allowed."""
         allowed = self.allowed_priority_classes

@@ -45,6 +45,8 @@ class TestKueue(QuotaBackendSuite):
         finally:
             await asyncio.to_thread(lab.start, JOBS)
         await seen(lambda: released(world, facts), "Kueue's own release")
+        # Kueue writes the Workload first and its queue's sum a moment later: in between it says that they are held.
+        await bench.until(lambda facts: not queue(facts, "ads", Side.BORROW).reserved)
         await bench.never(lambda facts: queue(facts, "ads", Side.BORROW).reserved, 1)
 
 

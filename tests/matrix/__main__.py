@@ -1,7 +1,7 @@
 """Play the crash matrix: `python -m tests.matrix [CELL ...]`, as in worker+kueue@stop.after.
 
-Without a CELL all are played that the results do not know yet. A run may be interrupted at any time; the next one goes
-on. Exit code 1 says that something was not as if nothing had happened.
+Without a CELL all are played of which the results know nothing on this code and these servers. A run may be
+interrupted at any time; the next one goes on. Exit code 1 says that something was not as if nothing had happened.
 """
 
 import argparse
@@ -44,6 +44,9 @@ def main() -> int:
         DATA.unlink(missing_ok=True)
     results = Results()
     cells = [Cell.of(text) for text in given.cells] or results.missing(CELLS, failed=given.failed)
+    if not cells:
+        _line(f"all {len(CELLS)} cells were played on this code and these servers; --again plays them once more")
+        return 0
     folder = given.keep or Path(tempfile.mkdtemp(prefix="gpubank-matrix-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:

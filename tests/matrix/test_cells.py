@@ -1,5 +1,7 @@
 """The matrix itself: that nothing is left out of it, and that the small choice covers what it says."""
 
+import json
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from gpubank.domain.faults import BOOKED_POINTS, SPOTS, FaultPoint, Position, Spot
 from gpubank.domain.recall import LoanPhase, ReclaimPhase
 from tests.matrix.cells import CELLS, KILLS, Cell, Process, choice, rounds
+from tests.matrix.play import Result
+from tests.matrix.results import DATA, PAGE, Results
 
 PHASES: Final[dict[FaultPoint, tuple[LoanPhase | ReclaimPhase, ...]]] = {
     FaultPoint.DEMAND: (LoanPhase.ACTIVE,),
@@ -94,3 +98,35 @@ def test_rounds_play_every_cell_once_and_hold_no_more_than_there_are_lanes(cells
 @given(cell=st.sampled_from(CELLS))
 def test_a_cell_is_read_back_as_it_was_written(cell: Cell) -> None:
     assert Cell.of(str(cell)) == cell
+
+
+def test_the_results_that_are_committed_are_of_every_cell_and_without_a_violation() -> None:
+    data = json.loads(DATA.read_text())
+    assert sorted(data["cells"]) == sorted(str(cell) for cell in CELLS)
+    assert [cell for cell, known in data["cells"].items() if known["violations"]] == []
+    assert {known["on"] for known in data["cells"].values()} == set(data["played_on"])
+    assert PAGE.read_text() == Results().page()
+
+
+def test_what_was_played_on_other_code_is_played_again_and_the_page_says_on_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.matrix.results.ground", lambda: "newer")
+    monkeypatch.setattr("tests.matrix.results.versions", lambda: {"kueue": "0.2"})
+    results, some = Results(tmp_path / "results.json"), CELLS[:3]
+    results.add(Result(cell=cell) for cell in some)
+    assert results.missing(some, failed=False) == []
+    assert results.missing(CELLS[:4], failed=False) == [CELLS[3]]
+    written = json.loads((tmp_path / "results.json").read_text())
+    for known in written["cells"].values():
+        known["on"] = "older"
+    written["played_on"] = {"older": {"kueue": "0.1"}}
+    (tmp_path / "results.json").write_text(json.dumps(written))
+    again = Results(tmp_path / "results.json")
+    assert again.missing(some, failed=False) == list(some)
+    again.add([Result(cell=some[0], violations=["it was stopped twice"])])
+    assert again.missing(some, failed=True) == [some[0]]
+    page = again.page()
+    assert "- 2 cells from" in page
+    assert "on code `older`: kueue 0.1" in page
+    assert "on code `newer`: kueue 0.2" in page

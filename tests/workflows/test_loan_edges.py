@@ -61,6 +61,32 @@ async def test_a_stop_that_waited_for_a_freeze_is_carried_out_on_a_fresh_checkpo
     assert len(bank.trainers.asked) == asked + 1
 
 
+@pytest.mark.parametrize("change", ["edited", "deleted"])
+async def test_a_policy_that_protects_before_the_stop_protects_what_could_not_be_saved(
+    bank: FakeBank, change: str
+) -> None:
+    bank.trainers.mood = Mood.SILENT
+    bank.terms.set_group("research", on_checkpoint_failure=OnCheckpointFailure.EVICT)
+    train = await bank.borrow("research", "train", 16, hook=True, pods=2)
+    await bank.loan_in(train, LoanPhase.ACTIVE)
+    desk, soon = Desk(bank, train), datetime.now(UTC) + SOON
+    await desk.recall("demand", saves=True, deadline=soon, on_checkpoint_failure=OnCheckpointFailure.EVICT)
+    await bank.loan_in(train, LoanPhase.DURABLE)
+    bank.terms.freeze()  # nobody else acts on the change
+    if change == "edited":
+        bank.terms.set_group("research", on_checkpoint_failure=OnCheckpointFailure.PROTECT)
+    else:
+        bank.terms.set(groups=tuple(each for each in bank.terms.now.groups if each.group != "research"))
+    await bank.stop_workers()
+    await desk.stop("demand")
+    bank.terms.thaw()
+    await bank.start_workers()
+    kept = await bank.loan_in(train, LoanPhase.ACTIVE, LoanPhase.PARKED)
+    assert kept.phase is LoanPhase.ACTIVE
+    assert (await bank.placed("train")).mark is None
+    assert "its policy protects it now" in kept.note
+
+
 async def test_a_stop_of_what_did_not_run_is_not_carried_out_once_it_does(
     bank: FakeBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
