@@ -24,9 +24,14 @@ class MemoryLedger:
         self.uses: list[WorkloadUse] = []
         self.notes: dict[str, AuditEvent] = {}
         self.gone = False
-        """Whether it takes no heartbeat."""
+        """Whether its database is away."""
+
+    def _ask(self) -> None:
+        if self.gone:
+            raise BackendError("ledger database: it is gone; see that it runs and try again")
 
     async def books(self, cluster: str, pool: str) -> Books:
+        self._ask()
         return self._books.get((cluster, pool), Books(cluster=cluster, pool=pool))
 
     async def commit(self, transaction: Transaction) -> Books:
@@ -54,8 +59,7 @@ class MemoryLedger:
 
     async def beat(self, cluster: str, pool: str) -> None:
         """Take a write; tests make it fail."""
-        if self.gone:
-            raise BackendError("ledger database: it is gone; see that it runs and try again")
+        self._ask()
 
     async def pools(self) -> Sequence[tuple[str, str]]:
         return sorted(self._books)

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
@@ -52,6 +53,13 @@ async def banks(temporal_address: str) -> AsyncIterator[ManyBanks]:
 @pytest.fixture
 async def watched(bank: FakeBank) -> AsyncIterator[FakeBank]:
     """A bank with a heartbeat, and a watchdog that waits for two seconds."""
+    async with watching(bank):
+        yield bank
+
+
+@asynccontextmanager
+async def watching(bank: FakeBank) -> AsyncIterator[None]:
+    """Have a bank's heart beat, and a watchdog look at it that waits for two seconds."""
     bank.terms.set(fail_safe_after=timedelta(seconds=2))
 
     async def terms() -> Mapping[str, PoolTerms]:
@@ -66,9 +74,11 @@ async def watched(bank: FakeBank) -> AsyncIterator[FakeBank]:
 
     await bank.until(beats, "the heart beats", 30)
     task = asyncio.create_task(watchdog.run(0.2))
-    yield bank
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def in_own_namespace(address: str) -> BankClient:
