@@ -229,6 +229,42 @@ def test_everything_is_denied_and_what_is_let_through_selects_processes_that_exi
     assert "gpubank-watchdog" not in str(policies["gpubank-servers"])
 
 
+NAMES, SERVER = "kube-system 53", "anywhere 443 6443"
+KUEUE = frozenset({"kueue-system 8443", "monitoring 9090"})
+
+
+@pytest.mark.parametrize(
+    ("process", "reaches"),
+    [
+        ("worker", {NAMES, SERVER, "anywhere 5432 7233", "pods any", *KUEUE}),
+        ("controller", {NAMES, SERVER, "anywhere 5432 7233", *KUEUE}),
+        ("watchdog", {NAMES, SERVER}),
+        ("migrate", {NAMES, "anywhere 5432"}),
+    ],
+)
+def test_every_process_reaches_what_it_needs_and_nothing_else(process: str, reaches: set[str]) -> None:
+    found = set()
+    for body in of_kind("NetworkPolicy"):
+        selector = body["spec"]["podSelector"]
+        names = {selector.get("matchLabels", {}).get("app.kubernetes.io/name")}
+        names |= {name for each in selector.get("matchExpressions", ()) for name in each["values"]}
+        if f"gpubank-{process}" in names:
+            found |= {_way(rule) for rule in body["spec"].get("egress", ())}
+    assert found == reaches
+
+
+def _way(rule: dict[str, Any]) -> str:
+    """Say where a rule lets traffic go, and to which ports."""
+    places = [each["namespaceSelector"].get("matchLabels", {"": "pods"}) for each in rule.get("to", ())]
+    ports = sorted({port["port"] for port in rule.get("ports", ())}) or ["any"]
+    return " ".join(map(str, [*(next(iter(place.values())) for place in places or [{"": "anywhere"}]), *ports]))
+
+
+def test_the_job_that_migrates_is_the_one_that_the_network_policy_names() -> None:
+    (job,) = [body for body in kustomize.build(MANIFESTS / "migrate") if body["kind"] == "Job"]
+    assert job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == "gpubank-migrate"
+
+
 # ---- monitoring
 
 
