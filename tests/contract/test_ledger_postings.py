@@ -9,11 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpubank.adapters.ledger import SqlLedger
+from gpubank.controller import main as controller
+from gpubank.controller.metrics import ControllerMetrics
 from gpubank.domain.errors import BankError, LedgerError, PolicyError
 from gpubank.domain.ledger import OrgUnit, imbalance
 from gpubank.domain.loan import Line, LineState
 from gpubank.domain.transaction import Reattach, Split, Swap, Transaction
 from tests.plugins.ledger import CLUSTER, TEN, by_hand, founding, job, lent, minutes, move, offer, only, returned, tx
+from tests.support.waiting import seen
 
 HOUR_MS = 3_600_000
 
@@ -112,6 +115,26 @@ async def test_an_hour_that_does_not_balance_takes_no_more_postings(ledger: SqlL
     with pytest.raises(LedgerError, match="in hour 2026-03-01T10Z sum to 1 GPU-ms, not 0"):
         await ledger.post(until=minutes(50))
     assert len(await ledger.postings()) == 2
+
+
+async def test_the_controllers_gauge_shows_what_somebody_has_changed_by_hand(
+    ledger: SqlLedger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "BALANCE_EVERY", 0.01)
+    metrics = ControllerMetrics(lambda: TEN)
+
+    def shown() -> float | None:
+        return metrics.registry.get_sample_value("gpubank_ledger_imbalance_gpu_ms")
+
+    await lent(ledger, 4)
+    await ledger.post(until=minutes(120))
+    watch = asyncio.create_task(controller._balance(ledger, metrics))
+    try:
+        await seen(lambda: shown() == 0, "a gauge that shows that it balances")
+        assert by_hand(ledger_url, "UPDATE postings SET gpu_ms = gpu_ms + 7 WHERE half = 'borrower'") == 2
+        await seen(lambda: shown() == 14, "a gauge that shows by how much it does not")
+    finally:
+        watch.cancel()
 
 
 _runs = itertools.count()
