@@ -244,7 +244,8 @@ KUEUE = frozenset({"kueue-system 8443", "monitoring 9090"})
 )
 def test_every_process_reaches_what_it_needs_and_nothing_else(process: str, reaches: set[str]) -> None:
     found = set()
-    for body in of_kind("NetworkPolicy"):
+    policies = [body for body in kustomize.build(MANIFESTS / "migrate") if body["kind"] == "NetworkPolicy"]
+    for body in (*of_kind("NetworkPolicy"), *policies):
         selector = body["spec"]["podSelector"]
         names = {selector.get("matchLabels", {}).get("app.kubernetes.io/name")}
         names |= {name for each in selector.get("matchExpressions", ()) for name in each["values"]}
