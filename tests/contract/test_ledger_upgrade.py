@@ -19,8 +19,9 @@ from sqlalchemy.exc import DBAPIError
 
 from gpubank.adapters.ledger import SqlLedger, make_engine, migrate, schema
 from gpubank.cli.checks.ledger import check_ledger
+from gpubank.domain.contract import Side
 from gpubank.domain.errors import BackendError
-from tests.plugins.ledger import CLUSTER, POOL, by_hand, founding, tx
+from tests.plugins.ledger import CLUSTER, POOL, by_hand, founding, lent, minutes, offer, only, returned, tx
 
 OLD: Final = schema.head()
 """Revision of the program as it is."""
@@ -191,6 +192,22 @@ async def test_a_database_with_somebody_elses_revision_is_refused(ledger_url: st
     by_hand(ledger_url, f"UPDATE alembic_version SET version_num = '{name}'")
     with pytest.raises(BackendError, match=f"'{name}' is no revision of a ledger"):
         await SqlLedger.open(ledger_url)
+
+
+async def test_a_ledger_of_the_first_schema_is_migrated_with_everything_in_it(ledger_url: str) -> None:
+    async with await SqlLedger.open(ledger_url) as ledger:
+        ended = await lent(ledger)
+        await returned(ledger, only(ended), 90)
+        running = await ledger.commit(tx("again", 100, offers=(offer(3, number=2),)))
+        await ledger.post(until=minutes(120))
+        before = await ledger.postings()
+    by_hand(ledger_url, "ALTER TABLE lines DROP COLUMN side", "UPDATE alembic_version SET version_num = '0001'")
+    assert await migrate(ledger_url) == OLD
+    async with await SqlLedger.open(ledger_url) as ledger:
+        assert await ledger.books(CLUSTER, POOL) == running
+        assert await ledger.postings() == before
+        assert [line.side for line in await ledger.lines()] == [Side.BORROW] * 2
+        assert (await ledger.verify()).findings == ()
 
 
 def test_numbers_count_up_and_what_a_schema_asks_of_programs_never_falls() -> None:
