@@ -159,7 +159,7 @@ RECALL: Final = Metric(
 IMBALANCE: Final = Metric(
     "gpubank_ledger_imbalance_gpu_ms",
     _GAUGE,
-    "Sum of all postings in GPU-milliseconds; anything but 0 is an error in the books.",
+    "What the postings of pools do not balance by, in GPU-milliseconds; anything but 0 is an error in the books.",
     _BANK,
 )
 POSTING_FAILURES: Final = Metric(

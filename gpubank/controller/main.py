@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -147,7 +148,10 @@ async def _balance(ledger: SqlLedger, metrics: ControllerMetrics) -> None:
         except BackendError as error:
             log.warning("balance of the ledger: %s", error)
         else:
-            metrics.balanced(sum(each.borrowed_gpu_ms - each.lent_gpu_ms for each in balances))
+            of_pools = Counter[tuple[str, str]]()
+            for each in balances:
+                of_pools[each.cluster, each.pool] += each.borrowed_gpu_ms - each.lent_gpu_ms
+            metrics.balanced(sum(map(abs, of_pools.values())))  # what one pool has too much is not another's lack
         await asyncio.sleep(BALANCE_EVERY)
 
 

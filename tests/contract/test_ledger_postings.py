@@ -126,13 +126,15 @@ async def test_the_controllers_gauge_shows_what_somebody_has_changed_by_hand(
     def shown() -> float | None:
         return metrics.registry.get_sample_value("gpubank_ledger_imbalance_gpu_ms")
 
-    await lent(ledger, 4)
+    for cluster in ("east", "west"):
+        await lent(ledger, 4, cluster=cluster)
     await ledger.post(until=minutes(120))
     watch = asyncio.create_task(controller._balance(ledger, metrics))
     try:
         await seen(lambda: shown() == 0, "a gauge that shows that it balances")
-        assert by_hand(ledger_url, "UPDATE postings SET gpu_ms = gpu_ms + 7 WHERE half = 'borrower'") == 2
-        await seen(lambda: shown() == 14, "a gauge that shows by how much it does not")
+        changed = "UPDATE postings SET gpu_ms = gpu_ms {} WHERE half = 'borrower' AND cluster = '{}'"
+        assert by_hand(ledger_url, changed.format("+ 7", "east"), changed.format("- 7", "west")) == 2
+        await seen(lambda: shown() == 28, "a gauge that shows by how much each pool does not")
     finally:
         watch.cancel()
 
