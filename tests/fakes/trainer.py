@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
+from typing import TypeVar
 
 from gpubank.domain.checkpoint import (
     CheckpointAnswer,
@@ -17,6 +18,7 @@ from gpubank.domain.checkpoint import (
 )
 
 FILE_BYTES = 4096
+T = TypeVar("T")
 
 
 class Mood(Enum):
@@ -80,10 +82,10 @@ class Trainers:
         return [FileFact(size=FILE_BYTES) for _ in uris]
 
     def _mood(self, target: CheckpointTarget) -> Mood:
-        return next((mood for name, mood in self.moods.items() if target.pod.startswith(name)), self.mood)
+        return _by_name(self.moods, target.pod, self.mood)
 
     def _takes(self, target: CheckpointTarget) -> float:
-        return next((seconds for name, seconds in self.slow.items() if target.pod.startswith(name)), self.seconds)
+        return _by_name(self.slow, target.pod, self.seconds)
 
     def _answer(self, asked: _Asked) -> CheckpointAnswer:
         mood = self._mood(asked.target)
@@ -121,3 +123,9 @@ class Trainers:
             "files": [{"path": "weights.bin", "size": FILE_BYTES}],
         }
         return json.dumps(body).encode()
+
+
+def _by_name(kept: Mapping[str, T], pod: str, otherwise: T) -> T:
+    """Return what is kept for the longest beginning of the pod's name: `train-14` is not `train-1`."""
+    found = max((name for name in kept if pod.startswith(name)), key=len, default=None)
+    return kept[found] if found is not None else otherwise
