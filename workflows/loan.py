@@ -103,9 +103,11 @@ class LoanWorkflow:
     async def _settle_in(self) -> None:
         """Take over what an earlier run left, as after it was terminated."""
         loan = self._loan
+        heard = loan.state.orders
         sight = await loan.acts.look(loan.step())
         loan.set(term=sight.term, gpus=sight.gpus, lenders=sight.lenders, recalls=sight.recalls, own=sight.own)
-        loan.keep_wanted(sight.live_demands)  # a Loan that is reset hears again what was wanted long ago
+        # A Loan that is reset hears again what was wanted long ago; what it heard since the look may be newer.
+        loan.keep_wanted(sight.live_demands, heard)
         if sight.finished:
             loan.set(finished=True)
         elif sight.stopped and sight.recalled_lines:

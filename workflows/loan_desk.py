@@ -114,9 +114,10 @@ class LoanDesk:
         self.set(history=(*state.history[:-1], ended))
         await self.acts.use(last.term, last.gpus, last.started_at, at)
 
-    def keep_wanted(self, live_demands: Collection[str]) -> None:
-        """Forget the orders of demands that have ended."""
-        kept = tuple(order for order in self.state.orders if not order.reclaim or order.demand in live_demands)
+    def keep_wanted(self, live_demands: Collection[str], heard: Collection[RecallOrder]) -> None:
+        """Forget those of the orders heard before a look whose demands it did not find."""
+        over = [order for order in heard if order.reclaim and order.demand not in live_demands]
+        kept = tuple(order for order in self.state.orders if order not in over)
         self.stops &= {order.demand for order in kept}
         self.set(orders=kept, stop_ordered=bool(self.stops))
 

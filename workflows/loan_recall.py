@@ -352,6 +352,7 @@ class LoanRecalls(LoanDesk):
 
     async def _drop_ended_demands(self, step: LoanStep) -> None:
         """Forget recalls whose demand has ended although nobody said so, as when a Reclaim was terminated."""
+        heard = self.state.orders
         sight = await self.acts.look(step)
-        self.keep_wanted(sight.live_demands)
+        self.keep_wanted(sight.live_demands, heard)
         self.set(finished=self.state.finished or sight.finished)

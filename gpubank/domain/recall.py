@@ -80,28 +80,14 @@ class ReclaimPhase(StrEnum):
     CANCELLED = "Cancelled"
 
 
+_UNMET: Final = frozenset({ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED})
+
 RECLAIM_MOVES: Final[Mapping[ReclaimPhase, frozenset[ReclaimPhase]]] = {
-    ReclaimPhase.PLANNING: frozenset(
-        {
-            ReclaimPhase.AWAITING_APPROVAL,
-            ReclaimPhase.RECALLING,
-            ReclaimPhase.RETURNING,
-            ReclaimPhase.PARTIAL,
-            ReclaimPhase.CANCELLED,
-        }
-    ),
-    ReclaimPhase.AWAITING_APPROVAL: frozenset(
-        {ReclaimPhase.RECALLING, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
-    ),
-    ReclaimPhase.RECALLING: frozenset(
-        {ReclaimPhase.STOPPING, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
-    ),
-    ReclaimPhase.STOPPING: frozenset(
-        {ReclaimPhase.RETURNING, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
-    ),
-    ReclaimPhase.RETURNING: frozenset(
-        {ReclaimPhase.SCHEDULED, ReclaimPhase.PLANNING, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED}
-    ),
+    ReclaimPhase.PLANNING: _UNMET | {ReclaimPhase.AWAITING_APPROVAL, ReclaimPhase.RECALLING, ReclaimPhase.RETURNING},
+    ReclaimPhase.AWAITING_APPROVAL: _UNMET | {ReclaimPhase.RECALLING, ReclaimPhase.PLANNING},
+    ReclaimPhase.RECALLING: _UNMET | {ReclaimPhase.STOPPING, ReclaimPhase.PLANNING},
+    ReclaimPhase.STOPPING: _UNMET | {ReclaimPhase.RETURNING, ReclaimPhase.PLANNING},
+    ReclaimPhase.RETURNING: _UNMET | {ReclaimPhase.SCHEDULED, ReclaimPhase.PLANNING},
     ReclaimPhase.SCHEDULED: frozenset({ReclaimPhase.MET, ReclaimPhase.PLANNING}),
     **dict.fromkeys((ReclaimPhase.MET, ReclaimPhase.PARTIAL, ReclaimPhase.CANCELLED), frozenset()),
 }

@@ -94,9 +94,6 @@ async def goes_on(bank: FakeBank, death: AbstractAsyncContextManager[None]) -> N
         killed = await bank.workload("batch")
         assert killed is not None
         assert (killed.evicted, killed.mark) == ("Preempted", None), "only borrowed work pays"
-        during = len(bank.ledger.history)
-        await asyncio.sleep(1)
-        assert len(bank.ledger.history) == during, "a dead bank books nothing"
     await in_charge(bank, scheduler=False)
     served = await bank.placed("serve")
     assert served.active
