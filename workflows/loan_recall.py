@@ -23,6 +23,9 @@ ASK_PAUSE: Final = timedelta(seconds=15)
 REFRESH: Final = timedelta(seconds=30)
 """Time for a fresh checkpoint where the first one became too old; what was verified before stands if none comes."""
 
+STALE_PAUSE: Final = timedelta(seconds=1)
+"""Before a stop is ordered again that waited for too long."""
+
 CHECK_DEMANDS: Final = timedelta(seconds=60)
 """How often a Loan that may be stopped makes sure that somebody still wants it."""
 
@@ -219,7 +222,10 @@ class LoanRecalls(LoanDesk):
         """Stop it; None if those who could be met have let go of it, and others still wait for it."""
         if not await self._refresh(step):
             return _Next.FAILED
-        result = await self.acts.stop(self._as_things_are(step), lambda: self.unwanted or not self.stop_wanted)
+        result = await self.acts.stop(self._as_things_are(step), self._is_off)
+        if result is StopResult.STALE:  # at once after a freeze; with clocks that differ it could be so again and again
+            again = workflow.now() + STALE_PAUSE
+            await wait_until(lambda: self.unwanted, until=lambda: again, summary="before it is looked at anew")
         if result is StopResult.STOPPED:
             await self._book_loss(step)
             return _Next.STOPPED
@@ -238,6 +244,10 @@ class LoanRecalls(LoanDesk):
             return _Next.FINISHED
         return None if self.state.orders else _Next.RELEASED
 
+    def _is_off(self) -> bool:
+        """Whether a stop that waits is not to be carried out as it was ordered."""
+        return self.unwanted or not self.stop_wanted or (self.lost and not self.may_be_lost)
+
     def _as_things_are(self, step: LoanStep) -> LoanStep:
         """Say how long it may be stopped on what is saved: in a freeze a stop waits, and the job works on."""
         order, now = self.state.order, workflow.now()
@@ -245,8 +255,9 @@ class LoanRecalls(LoanDesk):
         saves = any(each.needs_checkpoint for each in self.state.orders)
         if saves and not self.lost and order is not None:
             saved = self.state.checkpoint if self._saved else None
-            fresh = now if saved is None else saved.verified_at + order.max_checkpoint_age
-            update |= {"good_until": max(fresh, now + REFRESH), "idle": saved is None}
+            update["idle"] = saved is None
+            if saved is not None:
+                update["good_until"] = max(saved.verified_at + order.max_checkpoint_age, now + REFRESH)
         elif saves:
             update["unsaved"] = not any(order.overdue for order in self.state.orders)
         return step.model_copy(update=update)

@@ -88,7 +88,7 @@ class DemandRun:
     def awaits_approval(self) -> bool:
         """Whether a person must decide."""
         waits = self.progress.phase is ReclaimPhase.AWAITING_APPROVAL and self._decision is None
-        return waits and not self._giving_up
+        return waits and not (self._giving_up or self.resting)
 
     @property
     def kind(self) -> DemandKind:

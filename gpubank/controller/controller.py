@@ -142,7 +142,7 @@ class Controller:
             wanted = set(self._loops)
             try:
                 await self._heartbeats.start_sweeps(self.cluster)
-            except BackendError as error:
+            except BankError as error:
                 log.warning("sweeps of cluster %s: %s", self.cluster, error)
             for pool in sorted(wanted | beating):
                 try:
@@ -152,7 +152,7 @@ class Controller:
                     else:
                         await self._heartbeats.end_heartbeat(self.cluster, pool)
                         beating.discard(pool)
-                except BackendError as error:
+                except BankError as error:  # Temporal is away, or has no such namespace
                     log.warning("pool %s: heartbeat: %s", pool, error)
             await asyncio.sleep(HEARTBEATS_EVERY if wanted else 1)
 
