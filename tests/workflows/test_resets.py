@@ -116,10 +116,15 @@ class Scene:
         """Reset the Loan of a borrower that is back: that it was stopped once, before, is all that happened to it."""
         await reset(self.bank, self.bank.loan(train))
         await looked(self.bank, train)
+        await self.runs_on(train, again, folder)
+
+    async def runs_on(self, train: WorkloadFacts, again: WorkloadFacts, folder: Path) -> None:
+        """See a borrower that is back as it came back: stopped once, before, and with the same pods."""
         await self.witness.at_rest(folder)
         self.witness.stopped(train)
         now = await self.bank.workload(self.race.job("train"))
         assert now is not None
+        assert (now.active, now.mark) == (True, again.mark)
         assert [pod.uid for pod in now.pod_facts] == [pod.uid for pod in again.pod_facts]
 
 
@@ -254,6 +259,4 @@ async def test_a_reclaim_that_is_reset_after_its_end_finds_nothing_to_do(
     state = await scene.bank.client.reclaim_state(scene.bank.reclaim("serving"))
     assert state.phase is ReclaimPhase.CANCELLED
     assert {demand.reason for demand in state.demands} <= {"it had ended already", "nobody waits any more"}
-    await scene.witness.at_rest(tmp_path)
-    scene.witness.stopped(train)
-    assert await scene.bank.workload(scene.race.job("train")) == again
+    await scene.runs_on(train, again, tmp_path)
