@@ -7,6 +7,7 @@ Temporal adds to the records of workflows and activities is laid flat among them
 import json
 import logging
 from collections.abc import Mapping
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -41,10 +42,12 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        """Render the line without the trace."""
-        line, workflow = super().formatMessage(record), fields(record).get("workflow_id")
-        return f"{line} ({workflow})" if workflow else line
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record, with its trace if it has one."""
+        if workflow := fields(record).get("workflow_id"):
+            record = copy(record)  # other handlers show it in their own way
+            record.msg, record.args = f"{record.getMessage()} ({workflow})", None
+        return super().format(record)
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
